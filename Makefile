@@ -1,0 +1,54 @@
+# m3: one program (build/m3) and its tests. `make help` lists the targets.
+BUILD ?= build
+CC    := mpicc
+SAN   ?=
+CUDA  ?= $(if $(NVCC),1,0)
+ARCH  ?= sm_90a
+CUDA_HOME ?= /usr/local/cuda
+NVCC  := $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) $(CUDA_HOME)/bin/nvcc))
+CPU   ?= native
+
+pkg = $(shell pkg-config $(1) $(2) 2>/dev/null || echo $(3))
+LIBS := hdf5-openmpi yaml-0.1 jansson libpcre2-8
+CFLAGS  := -std=c11 -D_GNU_SOURCE -O3 -g -march=$(CPU) -fopenmp -fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas \
+           -Isrc -Ikernels -Iio $(call pkg,--cflags,$(LIBS)) $(call pkg,--cflags,openblas) $(PFX_CFLAGS)
+LDLIBS  := $(PFX_LDFLAGS) $(call pkg,--libs,$(LIBS)) $(call pkg,--libs,openblas,-lopenblas) -lpthread -lm
+ifdef SAN
+CFLAGS := $(filter-out -O3,$(CFLAGS)) -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+endif
+
+SRC  := $(filter-out src/main.c,$(wildcard src/*.c)) $(wildcard kernels/*.c io/*.c)
+OBJ  := $(SRC:%.c=$(BUILD)/%.c.o)
+TESTS := $(patsubst tests/%.c,$(BUILD)/tests/%,$(wildcard tests/*.c))
+
+ifeq ($(CUDA),1)
+CU   := $(wildcard kernels/*.cu)
+OBJ  += $(CU:%.cu=$(BUILD)/%.cu.o)
+NVFLAGS := -std=c++17 -O3 -g -lineinfo -gencode=arch=compute_$(ARCH:sm_%=%),code=$(ARCH) -Isrc -Ikernels \
+           -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter
+LDLIBS += -L$(CUDA_HOME)/lib64 -lcudart -lcublas -lnccl -lstdc++
+CFLAGS += -I$(CUDA_HOME)/include -DHAVE_CUDA_BUILD=1
+endif
+
+all: $(BUILD)/m3
+tests: $(TESTS)
+
+$(BUILD)/m3: $(BUILD)/src/main.c.o $(BUILD)/libm3.a
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+$(BUILD)/libm3.a: $(OBJ)
+	@rm -f $@ && ar rcs $@ $^
+$(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(BUILD)/libm3.a
+	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+$(BUILD)/%.c.o: %.c
+	@mkdir -p $(@D)
+	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+$(BUILD)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
+
+clean:
+	rm -rf $(BUILD) $(BUILD)-san
+
+.PHONY: all tests clean
+.SECONDARY:
+-include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
