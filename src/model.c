@@ -247,14 +247,15 @@ static enum status list_buckets(struct model *m, int64_t max)
         const struct param *p = &m->params[c->param];
         int64_t w = p->w_off + c->outer * p->outer_stride, at = 0;
         int layer = p->layer >= 0 ? p->layer : strstr(p->name, "embed_tokens") ? -1 : m->arch.layers;
-        bool joins = b.n && b.replica == p->replica && b.store == p->store && w - c->g_off == b.w_off - b.g_off;
+        bool joins = b.n && b.replica == p->replica && b.store == p->store && b.decay == p->decay &&
+                     w - c->g_off == b.w_off - b.g_off;
         if (!joins && b.n) {
             TRY(bucket_add(m, &cap, b));
             b.n = 0;
         }
         while (at < c->n) {
             if (!b.n)
-                b = (struct bucket){p->replica, p->store, w + at, c->g_off + at, 0, layer};
+                b = (struct bucket){p->replica, p->store, p->decay, w + at, c->g_off + at, 0, layer};
             if (layer < b.layer_min) b.layer_min = layer;
             int64_t have = c->g_off + at - b.g_off; /* padding in between counts */
             int64_t take = max - have < c->n - at ? max - have : c->n - at;

@@ -64,6 +64,7 @@ struct layer {
 struct bucket {
     enum replica replica;
     enum store store;
+    bool decay;
     int64_t w_off, g_off, n;        /* elements */
     int layer_min;                  /* complete when the backward of this layer is done (-1: embedding) */
 };
