@@ -30,6 +30,7 @@ LDLIBS += -L$(CUDA_HOME)/lib64 -lcudart -lcublas -lnccl -lstdc++
 CFLAGS += -I$(CUDA_HOME)/include -DHAVE_CUDA_BUILD=1
 endif
 
+.DEFAULT_GOAL := all
 all: $(BUILD)/m3
 tests: $(TESTS)
 
@@ -46,9 +47,32 @@ $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
 
+# ---- for people ----
+help:
+	@echo "make          build/m3 (with CUDA where nvcc is found, CUDA=0 without)"
+	@echo "make demo     set up, build, train a tiny model on GSM8K, show the curve"
+	@echo "make check    set up, build, run the tests          T=name: only those"
+	@echo "make tests    build the test programs"
+	@echo "make bench    this machine's numbers"
+	@echo "make soak     the long tests"
+	@echo "make setup    install what is missing (Debian, Ubuntu)"
+	@echo "make clean    remove build/"
+setup:
+	@jobs/setup.sh
+check: setup
+	@$(MAKE) --no-print-directory -j2 all tests
+	@BUILD=$(BUILD) tests/run.sh $(T)
+demo: setup
+	@$(MAKE) --no-print-directory -j2 all
+	@BUILD=$(BUILD) jobs/demo.sh
+bench: all
+	@$(BUILD)/m3 bench
+soak: all tests
+	@BUILD=$(BUILD) tests/soak.sh
+
 clean:
 	rm -rf $(BUILD) $(BUILD)-san
 
-.PHONY: all tests clean
+.PHONY: all tests clean help setup check demo bench soak
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
