@@ -111,6 +111,10 @@ struct ops {
     const char *name;  /* "cpu" or "cuda" */
     enum place place;  /* where the tensors of numeric ops must live */
 
+    /* ---- device: a queue of work for this process (NULL on the CPU); `local_rank` picks the device ---- */
+    enum status (*open)(struct stream **s, int local_rank);
+    void (*close)(struct stream *s);
+
     /* ---- memory ---- */
     enum status (*alloc)(void **p, size_t bytes, enum place place);
     void (*release)(void *p, enum place place);
@@ -143,7 +147,7 @@ struct ops {
     enum status (*qkv_forward)(const struct qkv_args *a, struct stream *s);
     enum status (*qkv_backward)(const struct qkv_args *a, struct stream *s);
 
-    /* ---- matrix products; x BF16 with w F32 and y F32 is the router's (F32 arithmetic) ---- */
+    /* ---- matrix products. The router mixes dtypes: w, y and dy F32 beside BF16 x and dx (F32 arithmetic) ---- */
     enum status (*linear_forward)(struct tensor y /* [T, N] (strided) = x w^T */, struct tensor x /* [T, Kc] (strided) */,
                                   struct tensor w /* [N, Kc] */, struct stream *s);
     enum status (*linear_dx)(struct tensor dx /* [T, Kc] (strided) = or += dy w */, struct tensor dy /* (strided) */,

@@ -40,6 +40,9 @@ static enum status keep(struct reader *r)
 {
     struct dataset *d = r->d;
     int64_t n = (int64_t)r->ids.n, at = d->n ? d->offset[d->n] : 0;
+    if (n > r->o->max_tokens && r->o->every_line)
+        return FAIL(ERR_FORMAT, "%" PRId64 " tokens, the limit is %d", n, r->o->max_tokens);
+    if (n == 0 && r->o->every_line) return FAIL(ERR_FORMAT, "no tokens");
     if (n > r->o->max_tokens) {
         if (r->o->overlong == OVERLONG_REJECT) {
             d->too_long++;
@@ -50,7 +53,7 @@ static enum status keep(struct reader *r)
     }
     bool supervised = false;
     for (int64_t t = 1; t < n; t++) supervised |= r->mask.id[t] != 0;
-    if (!supervised) {
+    if (!supervised && !r->o->every_line) {
         d->unsupervised++;
         return OK;
     }

@@ -24,6 +24,7 @@ struct data_options {
     int max_tokens;          /* of a sample */
     int vocab, eos_id;       /* eos_id -1: the tokenizer's end-of-turn token */
     bool append_eos;
+    bool every_line;         /* every line is a sample or an error: nothing is rejected, cut or skipped */
     int64_t limit;           /* samples at most; 0: all */
     const char *prompt_field, *response_field, *text_field, *messages_field;
 };

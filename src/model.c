@@ -388,18 +388,29 @@ static enum status arena_take(struct model *m, struct arena *a, const char *purp
     return m->ops->zero(*view, m->stream);
 }
 
-enum status model_alloc(struct model *m, bool train)
+static void bind_all(struct model *m)
 {
-    TRY(arena_take(m, &m->weights[STORE_MAIN], "weights", &m->store[STORE_MAIN], m->dtype,
-                   m->store_elems[STORE_MAIN]));
-    TRY(arena_take(m, &m->weights[STORE_F32], "weights", &m->store[STORE_F32], DT_F32, m->store_elems[STORE_F32]));
-    if (train) TRY(arena_take(m, &m->grads, "gradients", &m->grad, DT_F32, m->grad_elems));
     for (int i = 0; i < m->n_layers; i++) bind_layer(m, &m->layers[i], m->mesh->first_layer + i);
     if (m->first) bind(m, -1, "model.embed_tokens.weight", m->vocab_here, &m->embed, &m->d_embed);
     if (m->last) {
         bind(m, -1, "model.norm.weight", m->arch.hidden, &m->final_norm, &m->d_final_norm);
         bind(m, -1, "lm_head.weight", m->vocab_here, &m->head, &m->d_head);
     }
+}
+
+enum status model_alloc(struct model *m)
+{
+    TRY(arena_take(m, &m->weights[STORE_MAIN], "weights", &m->store[STORE_MAIN], m->dtype,
+                   m->store_elems[STORE_MAIN]));
+    TRY(arena_take(m, &m->weights[STORE_F32], "weights", &m->store[STORE_F32], DT_F32, m->store_elems[STORE_F32]));
+    bind_all(m);
+    return OK;
+}
+
+enum status model_alloc_grads(struct model *m)
+{
+    TRY(arena_take(m, &m->grads, "gradients", &m->grad, DT_F32, m->grad_elems));
+    bind_all(m);
     return OK;
 }
 

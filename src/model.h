@@ -96,8 +96,9 @@ struct model {
 /* Builds the table and the layout; allocates no weights. `bucket_elems` bounds a bucket. The mesh must outlive it. */
 enum status model_create(struct model *m, const struct arch *a, const struct mesh *mesh, const struct ops *ops,
                          struct stream *stream, enum dtype dtype, int64_t bucket_elems);
-/* Allocates the weight arenas (and the gradient arena when `train`) and binds the views. */
-enum status model_alloc(struct model *m, bool train);
+/* Allocates the weight arenas, or the gradient arena beside them, and binds the layers' views. */
+enum status model_alloc(struct model *m);
+enum status model_alloc_grads(struct model *m);
 void model_destroy(struct model *m);
 
 /* Bytes of the arenas as model_alloc() will take them. */

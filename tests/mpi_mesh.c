@@ -72,7 +72,8 @@ static enum status steps(struct run *r, const struct release *rel, const struct 
     int n = make_samples(which, a->vocab, 2, samples);
     struct batch b = {0};
     TRY(model_create(&r->m, a, &r->mesh, &ops_cpu, NULL, DT_F32, 1 << 14));
-    TRY(model_alloc(&r->m, true));
+    TRY(model_alloc(&r->m));
+    TRY(model_alloc_grads(&r->m));
     TRY(weights_load(&r->m, rel));
     if (strcmp(which, "one_expert") == 0) TRY(one_expert(&r->m));
     TRY(grads_create(&r->g, &r->m));
