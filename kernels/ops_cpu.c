@@ -1,0 +1,19 @@
+/* The CPU's table. Each function is in the file of its subject, as <op>_cpu. */
+#include "cpu.h"
+
+#define SLOT(op) .op = op##_cpu
+const struct ops ops_cpu = {
+    .name = "cpu",
+    .place = PLACE_HOST,
+    SLOT(alloc), SLOT(release), SLOT(copy), SLOT(zero), SLOT(wait),
+    SLOT(cast), SLOT(add), SLOT(square_sum), SLOT(adamw),
+    SLOT(embed_forward), SLOT(embed_backward),
+    SLOT(rmsnorm_forward), SLOT(rmsnorm_backward), SLOT(qkv_forward), SLOT(qkv_backward),
+    SLOT(linear_forward), SLOT(linear_dx), SLOT(linear_dw),
+    SLOT(grouped_forward), SLOT(grouped_dx), SLOT(grouped_dw),
+    SLOT(swiglu_forward), SLOT(swiglu_backward),
+    SLOT(route_forward), SLOT(route_backward), SLOT(dispatch), SLOT(gather_rows),
+    SLOT(combine_forward), SLOT(combine_backward),
+    SLOT(vocab_stats), SLOT(vocab_join), SLOT(vocab_backward),
+    SLOT(sample_work), SLOT(sample),
+};
