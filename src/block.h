@@ -7,10 +7,9 @@
  * Sequence parallelism: between layers a rank holds Tl = T / tp tokens (rows tp_rank * Tl ...); projections see all T. */
 #ifndef BLOCK_H
 #define BLOCK_H
+#include "config.h"
 #include "kvcache.h"
 #include "model.h"
-
-enum recompute { RECOMPUTE_NONE, RECOMPUTE_ATTENTION, RECOMPUTE_LAYER };
 
 /* Which tokens go through, where they stand. Tensors live at ops->place; the numbers are host knowledge. */
 struct pass {

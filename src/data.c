@@ -124,7 +124,7 @@ static enum status read_tokens(struct reader *r, const json_t *object)
 
 static bool use_chat(const struct reader *r)
 {
-    return r->o->chat == CHAT_ON || (r->o->chat == CHAT_AUTO && tokenizer_id(r->tok, "]~b]") >= 0);
+    return r->o->chat == TRI_TRUE || (r->o->chat == TRI_AUTO && tokenizer_id(r->tok, "]~b]") >= 0);
 }
 
 static enum status read_prompt(struct reader *r, const json_t *object)
@@ -279,6 +279,13 @@ struct sample dataset_sample(const struct dataset *d, int64_t i)
 {
     int64_t at = d->offset[i];
     return (struct sample){.id = i, .n = (int32_t)(d->offset[i + 1] - at), .ids = d->ids + at, .mask = d->mask + at};
+}
+
+double dataset_target_share(const struct dataset *d)
+{
+    int64_t tokens = d->offset[d->n], targets = 0;
+    for (int64_t i = 0; i < tokens; i++) targets += d->mask[i];
+    return (double)targets / (double)(tokens ? tokens : 1);
 }
 
 enum status data_order_at(struct data_order *o, int64_t at, int64_t *sample)

@@ -11,16 +11,13 @@
 #define DATA_H
 #include "batch.h"
 #include "comm.h"
+#include "config.h"
 #include "tokenizer.h"
-
-enum data_format { DATA_AUTO, DATA_TOKENS, DATA_TEXT, DATA_PROMPT, DATA_MESSAGES };
-enum data_overlong { OVERLONG_REJECT, OVERLONG_TRUNCATE };
-enum data_chat { CHAT_AUTO, CHAT_ON, CHAT_OFF };
 
 struct data_options {
     enum data_format format;
-    enum data_overlong overlong;
-    enum data_chat chat;
+    enum overlong overlong;
+    enum tri_state chat;     /* auto: where the tokenizer has the layout's tokens */
     int max_tokens;          /* of a sample */
     int vocab, eos_id;       /* eos_id -1: the tokenizer's end-of-turn token */
     bool append_eos;
@@ -43,6 +40,8 @@ struct dataset {
 enum status dataset_load(struct dataset *d, struct group *g, const char *path, const struct tokenizer *tok,
                          const struct data_options *o);
 void dataset_free(struct dataset *d);
+/* Share of the tokens that are targets. */
+double dataset_target_share(const struct dataset *d);
 struct sample dataset_sample(const struct dataset *d, int64_t i);
 
 /* The order of samples: sample number `at` of the endless stream of epochs, each a permutation of (seed, epoch) or, not

@@ -1,0 +1,142 @@
+#include "run_dir.h"
+
+#include "checkpoint.h"
+#include "json.h"
+#include "metrics.h"
+#include "release.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static enum status path_of(char *out, size_t size, const char *dir, const char *name)
+{
+    if (snprintf(out, size, "%s/%s", dir, name) < (int)size) return OK;
+    return FAIL(ERR_CONFIG, "run.dir is %zu characters long", strlen(dir));
+}
+
+/* What the folder was run with before, if anything, against what is asked now. */
+static enum status compare_config(const struct config *now, const char *path)
+{
+    char *text = NULL;
+    size_t len = 0;
+    struct config old;
+    bool harmless = true;
+    if (access(path, F_OK) != 0) return OK;
+    TRY(json_read_bytes(&text, &len, path, 1 << 20));
+    enum status s = config_from_text(&old, text, len, path);
+    free(text);
+    TRY(s);
+    int n = config_diff(&old, now, stderr, &harmless);
+    config_free(&old);
+    if (n == 0 || harmless) return OK;
+    return FAIL(ERR_CONFIG, "%s: %d keys differ from the run in this folder and some may not change in a run: take another "
+                "run.dir, or --fresh", path, n);
+}
+
+static enum status open_folder(const struct config *c, char **text, char **resume)
+{
+    char path[4096];
+    TRY(config_need(c, "run.dir", "train"));
+    TRY(release_make_dir(c->run.dir));
+    TRY(path_of(path, sizeof path, c->run.dir, "config.used.yaml"));
+    TRY(compare_config(c, path));
+    TRY(config_write(c, path));
+    TRY(config_to_text(c, text));
+    return checkpoint_newest(c->run.dir, resume);
+}
+
+/* Rank 0's string to everyone; NULL stays NULL. */
+static enum status share_text(struct group *world, char **text)
+{
+    size_t n = world->rank == 0 && *text ? strlen(*text) + 1 : 0;
+    void *data = *text;
+    TRY(comm_broadcast_bytes(world, &data, &n, 0));
+    if (world->rank == 0) return OK;
+    *text = data;
+    if (n == 0) free(data), *text = NULL;
+    return OK;
+}
+
+enum status run_dir_open(const struct config *c, struct group *world, char **text, char **resume)
+{
+    char name[64] = "log.txt", path[4096];
+    *text = *resume = NULL;
+    TRY(comm_agree(world, world->rank == 0 ? open_folder(c, text, resume) : OK));
+    TRY(share_text(world, text));
+    TRY(share_text(world, resume));
+    if (world->rank) snprintf(name, sizeof name, "log.rank%04d.txt", world->rank);
+    enum status s = path_of(path, sizeof path, c->run.dir, name);
+    if (!s) s = log_open(world->rank, path);
+    if (!s && c->run.trace_comm) {
+        char trace[4200];
+        snprintf(trace, sizeof trace, "%s/comm.rank%04d.txt", c->run.dir, world->rank);
+        s = comm_configure(c->comm.timeout_s, trace);
+    }
+    if (!s) stop_install(c->run.dir);
+    return comm_agree(world, s);
+}
+
+enum status run_dir_metrics(const struct config *c, struct group *world, int64_t step, struct metrics **m)
+{
+    enum status s = OK;
+    *m = NULL;
+    if (world->rank == 0) {
+        s = metrics_truncate(c->run.dir, step);
+        if (!s) s = metrics_open(m, c, step);
+    }
+    return comm_agree(world, s);
+}
+
+int run_threads(int local_ranks)
+{
+    cpu_set_t set;
+    int cores = 1;
+    if (sched_getaffinity(0, sizeof set, &set) == 0) cores = CPU_COUNT(&set);
+    long online = sysconf(_SC_NPROCESSORS_ONLN);
+    if (local_ranks == 1 || cores == online) cores = (int)(cores / local_ranks); /* not bound: cores are shared */
+    return cores < 1 ? 1 : cores;
+}
+
+/* ---------------------------------------------------------------- stop requests ---------------------------------- */
+
+static volatile sig_atomic_t stop_flag;
+static char stop_path[4096];
+
+static void on_signal(int sig)
+{
+    if (stop_flag && sig == SIGINT) {
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
+    stop_flag = 1;
+}
+
+void stop_install(const char *run_dir)
+{
+    struct sigaction a = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGUSR1, &a, NULL);
+    sigaction(SIGINT, &a, NULL);
+    snprintf(stop_path, sizeof stop_path, "%s/stop", run_dir);
+}
+
+bool stop_requested(void)
+{
+    if (!stop_flag && *stop_path && access(stop_path, F_OK) == 0) stop_flag = 1;
+    return stop_flag != 0;
+}
+
+enum status stop_agreed(struct group *g, bool *stop)
+{
+    int64_t asked = stop_requested();
+    TRY(comm_max_int(g, &asked, 1));
+    *stop = asked != 0;
+    return OK;
+}

@@ -1,0 +1,45 @@
+/* struct trainer: everything that one `m3 train` holds, opened once and used by every step. */
+#ifndef TRAINER_H
+#define TRAINER_H
+#include "adam.h"
+#include "checkpoint.h"
+#include "config.h"
+#include "data.h"
+#include "metrics.h"
+#include "pipeline.h"
+#include "source.h"
+
+struct trainer {
+    struct config config;
+    struct source source;        /* the release or checkpoint that the weights come from */
+    struct tokenizer *tok;
+    const struct ops *ops;
+    struct stream *stream;
+    struct mesh mesh;
+    struct model model;
+    struct pipeline pipeline;
+    struct grads grads;
+    struct adam adam;
+    struct dataset train, eval;
+    struct data_order order;
+    struct batch batch, eval_batch;
+    struct sample *samples;      /* of the step, all ranks */
+    struct train_state state;
+    struct metrics *metrics;
+    char *config_text;
+};
+
+/* Opens all of it: agrees over the ranks at every point where one may fail. Collective over the job. */
+enum status trainer_open(struct trainer *t);
+void trainer_close(struct trainer *t);
+/* Steps until the end, a stop request or a failure. */
+enum status trainer_run(struct trainer *t);
+
+/* Learning rate of update number `step` (from 1): warm-up from 0, then the schedule down to min_lr at `steps`. */
+double learning_rate(const struct config *c, int64_t step);
+/* Mean loss per target token of held-out samples. Collective over the mesh. */
+enum status evaluate(struct trainer *t, double *loss);
+
+/* m3 train CONFIG.yaml [key=value ...] */
+enum status train_command(int argc, char **argv);
+#endif
