@@ -59,6 +59,7 @@ enum status mesh_check(struct mesh_shape *s, const struct arch *a, int world)
     if (moe && a->experts % s->ep)
         return FAIL(ERR_CONFIG, "mesh.ep=%d does not divide num_local_experts=%d (%s would)", s->ep, a->experts,
                     divisors(a->experts, fit, sizeof fit));
+    if (s->pp > MESH_MAX_STAGES) return FAIL(ERR_CONFIG, "mesh.pp=%d, at most %d", s->pp, MESH_MAX_STAGES);
     if (s->pp > a->layers)
         return FAIL(ERR_CONFIG, "mesh.pp=%d stages for num_hidden_layers=%d", s->pp, a->layers);
     if (s->layers_per_stage) {
@@ -82,6 +83,21 @@ static void coordinates(struct mesh *m, const struct arch *a, int rank)
     m->ep_rank = (m->dp_rank * m->tp + m->tp_rank) % m->ep;
     m->kv_heads = a->kv_heads >= m->tp ? a->kv_heads / m->tp : 1;
     m->kv_first = m->tp_rank * a->kv_heads / m->tp;
+    m->first_layer = m->stage_first[m->pp_rank];
+    m->layers = m->stage_first[m->pp_rank + 1] - m->first_layer;
+}
+
+static void stages(struct mesh *m, const struct mesh_shape *s, int layers)
+{
+    int count;
+    for (int i = 0; i < m->pp; i++) mesh_stage(s, layers, i, &m->stage_first[i], &count);
+    m->stage_first[m->pp] = layers;
+}
+
+void mesh_at(struct mesh *out, const struct mesh *m, const struct arch *a, int rank)
+{
+    *out = *m;
+    coordinates(out, a, rank);
 }
 
 enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *a)
@@ -89,8 +105,8 @@ enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *
     int world = comm_world_size(), rank = comm_world_rank();
     TRY(mesh_check(&s, a, world));
     *m = (struct mesh){.tp = s.tp, .pp = s.pp, .ep = s.ep, .dp = s.dp};
+    stages(m, &s, a->layers);
     coordinates(m, a, rank);
-    mesh_stage(&s, a->layers, m->pp_rank, &m->first_layer, &m->layers);
     int p = m->dp_rank * m->tp + m->tp_rank, plane = m->tp * m->dp;
     TRY(group_world(&m->world));
     struct group *w = &m->world;
@@ -107,7 +123,8 @@ enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *
 
 enum status mesh_single(struct mesh *m, const struct arch *a)
 {
-    *m = (struct mesh){.tp = 1, .pp = 1, .ep = 1, .dp = 1, .layers = a->layers};
+    *m = (struct mesh){.tp = 1, .pp = 1, .ep = 1, .dp = 1};
+    stages(m, &(struct mesh_shape){1, 1, 1, 1, NULL}, a->layers);
     coordinates(m, a, 0);
     static int self[1] = {0};
     struct group one = {.comm = MPI_COMM_SELF, .watch = MPI_COMM_SELF, .size = 1, .members = self, .name = "self"};

@@ -7,10 +7,13 @@
 #include "arch.h"
 #include "comm.h"
 
+enum { MESH_MAX_STAGES = 128 };
+
 struct mesh {
     int tp, pp, ep, dp;
     int tp_rank, pp_rank, ep_rank, dp_rank;
     int first_layer, layers;   /* of this stage */
+    int stage_first[MESH_MAX_STAGES + 1]; /* first layer of each stage; [pp]: all layers */
     int kv_heads;              /* KV heads this rank holds */
     int kv_first;              /* the first of them */
     struct group world;
@@ -33,6 +36,8 @@ enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *
 /* A mesh of this rank alone: score, generate and tools. */
 enum status mesh_single(struct mesh *m, const struct arch *a);
 void mesh_destroy(struct mesh *m);
+/* Coordinates, layers and KV heads of any rank of the mesh, without groups. */
+void mesh_at(struct mesh *out, const struct mesh *m, const struct arch *a, int rank);
 /* Stage layout: first layer and count of stage `stage`. */
 void mesh_stage(const struct mesh_shape *s, int layers, int stage, int *first, int *count);
 /* One line a rank on rank 0: rank, host, local rank, device, coordinates. *Collective over all ranks.* */

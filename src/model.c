@@ -80,33 +80,32 @@ static enum status add_layer(struct model *m, int l)
     return add(m, l, "block_sparse_moe.experts.w2.weight", 3, E, C, F, SPLIT_EXPERT, STORE_MAIN, true);
 }
 
-/* The global hyperslab that this rank holds. */
-static void shard(const struct model *m, struct param *p)
+bool param_shard(const struct param *p, const struct arch *a, const struct mesh *at, int64_t start[3], int64_t count[3])
 {
-    const struct arch *a = &m->arch;
-    const struct mesh *g = m->mesh;
-    for (int i = 0; i < 3; i++) p->start[i] = 0, p->count[i] = p->dim[i];
-    int split_dim = p->split == SPLIT_COLS ? 1 : 0;
+    for (int i = 0; i < 3; i++) start[i] = 0, count[i] = p->dim[i];
+    int d = p->split == SPLIT_COLS ? 1 : 0;
     switch (p->split) {
     case SPLIT_NONE: break;
     case SPLIT_ROWS:
     case SPLIT_COLS: /* uneven where tp does not divide (only the vocabulary may) */
-        p->start[split_dim] = p->dim[split_dim] * g->tp_rank / g->tp;
-        p->count[split_dim] = p->dim[split_dim] * (g->tp_rank + 1) / g->tp - p->start[split_dim];
+        start[d] = p->dim[d] * at->tp_rank / at->tp;
+        count[d] = p->dim[d] * (at->tp_rank + 1) / at->tp - start[d];
         break;
     case SPLIT_KV:
-        p->start[0] = (int64_t)g->kv_first * a->head_dim;
-        p->count[0] = (int64_t)g->kv_heads * a->head_dim;
+        start[0] = (int64_t)at->kv_first * a->head_dim;
+        count[0] = (int64_t)at->kv_heads * a->head_dim;
         break;
     case SPLIT_INDEX:
-        p->start[0] = (int64_t)g->kv_first * a->index_dim;
-        p->count[0] = (int64_t)g->kv_heads * a->index_dim;
+        start[0] = (int64_t)at->kv_first * a->index_dim;
+        count[0] = (int64_t)at->kv_heads * a->index_dim;
         break;
     case SPLIT_EXPERT:
-        p->count[0] = a->experts / g->ep;
-        p->start[0] = p->count[0] * g->ep_rank;
+        count[0] = a->experts / at->ep;
+        start[0] = count[0] * at->ep_rank;
         break;
     }
+    if (p->layer >= 0) return p->layer >= at->first_layer && p->layer < at->first_layer + at->layers;
+    return strstr(p->name, "embed_tokens") ? at->pp_rank == 0 : at->pp_rank == at->pp - 1;
 }
 
 /* ---------------------------------------------------------------- layout ----------------------------------------- */
@@ -285,13 +284,8 @@ enum status model_create(struct model *m, const struct arch *a, const struct mes
     for (int l = 0; l < a->layers; l++) TRY(add_layer(m, l));
     TRY(add(m, -1, "model.norm.weight", 1, a->hidden, 0, 0, SPLIT_NONE, STORE_MAIN, true));
     TRY(add(m, -1, "lm_head.weight", 2, a->vocab, a->hidden, 0, SPLIT_ROWS, STORE_MAIN, true));
-    for (int i = 0; i < m->n_params; i++) {
-        struct param *p = &m->params[i];
-        bool embed = i == 0;
-        p->here = p->layer < 0 ? (embed ? m->first : m->last)
-                               : p->layer >= mesh->first_layer && p->layer < mesh->first_layer + mesh->layers;
-        shard(m, p);
-    }
+    for (int i = 0; i < m->n_params; i++)
+        m->params[i].here = param_shard(&m->params[i], a, mesh, m->params[i].start, m->params[i].count);
     m->vocab_first = m->params[0].start[0];
     m->vocab_here = m->params[0].count[0];
     layout(m);

@@ -107,6 +107,8 @@ size_t model_grad_bytes(const struct model *m);
 /* Trained and all parameters of the whole model. */
 int64_t model_count(const struct model *m, bool trained_only);
 
+/* The global hyperslab of a parameter that the rank at `at` holds; false when its stage does not hold it. */
+bool param_shard(const struct param *p, const struct arch *a, const struct mesh *at, int64_t start[3], int64_t count[3]);
 struct group *model_group(const struct model *m, enum replica r);
 /* The part of a bucket that this rank owns: elements [*first, *first + *n) of it. */
 void bucket_share(const struct bucket *b, int rank, int size, int64_t *first, int64_t *n);
