@@ -176,7 +176,7 @@ static enum status resolve_one(struct release *r, struct release_raw *raw)
         if (cut_suffix(name, side_suffix[i], module)) return mark_side(r, raw, module);
     bool packed = cut_suffix(name, ".weight_packed", module);
     if (!packed && !cut_suffix(name, ".weight", module)) return add_tensor(r, raw, name);
-    if (packed && find_part(r, module, ".weight"))
+    if (find_part(r, module, packed ? ".weight" : ".weight_packed"))
         return FAIL(ERR_FORMAT, "%s: module %s: both weight and weight_packed are there", r->dir, module);
     undo_alias(r, module, known);
     snprintf(full, sizeof full, "%s.weight", known);
