@@ -11,6 +11,8 @@ const struct ops ops_cpu = {
     SLOT(rmsnorm_forward), SLOT(rmsnorm_backward), SLOT(qkv_forward), SLOT(qkv_backward),
     SLOT(linear_forward), SLOT(linear_dx), SLOT(linear_dw),
     SLOT(grouped_forward), SLOT(grouped_dx), SLOT(grouped_dw),
+    SLOT(attend_work), SLOT(attend_forward), SLOT(attend_backward),
+    SLOT(select_work), SLOT(select_forward), SLOT(paged_work), SLOT(select_paged), SLOT(attend_paged),
     SLOT(swiglu_forward), SLOT(swiglu_backward),
     SLOT(route_forward), SLOT(route_backward), SLOT(dispatch), SLOT(gather_rows),
     SLOT(combine_forward), SLOT(combine_backward),
