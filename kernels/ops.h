@@ -26,10 +26,10 @@ struct stream; /* an ordered queue of work on a device; the CPU has none and tak
 
 /* q, k, v and index projections arrive as one product. Columns of qkv: index_q (I*Di) | index_k (Di) | q (H*D) |
  * k (K*D) | v (K*D); on dense layers the index columns are absent. q, k, index_q, index_k get their per-head RMSNorm
- * (Gemma style, weight 1 + w) and RoPE on the first `rotary` channels (NeoX halves; angle pos * theta^(-2j/rotary) in
- * float32). */
+ * (Gemma style, weight 1 + w) and RoPE on the first `rotary` channels (NeoX halves; angle (float)pos * inv_freq[j] in
+ * float32, inv_freq[j] = 1 / theta^(2j/rotary) with exponent, power and quotient each rounded to float32). */
 struct qkv_args {
-    struct tensor qkv;              /* [T, columns] in */
+    struct tensor qkv;              /* [T, columns] (strided) in */
     struct tensor q_norm, k_norm;   /* [D] */
     struct tensor iq_norm, ik_norm; /* [Di], or none on dense layers */
     struct tensor pos;              /* [T] i32 position in its own sequence */
@@ -44,7 +44,7 @@ struct qkv_args {
     struct tensor slot;             /* [T] i32 or none */
     /* backward */
     struct tensor dq, dk;           /* [T, H, D] [T, K, D] in */
-    struct tensor dqkv;             /* [T, (H + 2K) D] =, columns q | k only; the v columns are the attention's */
+    struct tensor dqkv;             /* [T, (H + 2K) D] (strided) =, columns q | k only; the v columns are the attention's */
     struct tensor dq_norm, dk_norm; /* [D] f32 += */
 };
 
