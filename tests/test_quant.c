@@ -127,8 +127,8 @@ static void write_config(const char *text)
 static const char *const config_of[] = {"{}",
     "{\"quantization_config\": {\"quant_method\": \"mxfp8\", \"weight_block_size\": [1, 32]}}",
     "{\"quantization_config\": {\"quant_method\": \"modelopt\", \"quant_algo\": \"NVFP4\"}}",
-    "{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\", \"config_groups\": "
-    "{\"g\": {\"targets\": [\"Linear\"], \"weights\": {\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}}}}}"};
+    ("{\"quantization_config\": {\"quant_method\": \"compressed-tensors\", \"format\": \"nvfp4-pack-quantized\", \"config_groups\": "
+     "{\"g\": {\"targets\": [\"Linear\"], \"weights\": {\"num_bits\": 4, \"type\": \"float\", \"group_size\": 16}}}}}")};
 
 static void write_parts(const struct parts *p)
 {
