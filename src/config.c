@@ -38,6 +38,11 @@ static enum status unknown_key(const char *where, const char *key)
         if (!strcmp(option_sections[i].name, key))
             return FAIL(ERR_CONFIG, "%s: %s is a section: its keys stand below it, or are written %s.KEY", where, key,
                         key);
+    for (int i = 0; i < n_options; i++) {
+        size_t n = strlen(options[i].name);
+        if (!strncmp(key, options[i].name, n) && key[n] == '.')
+            return FAIL(ERR_CONFIG, "%s: %s is a value and has no keys below it: '%.80s'", where, options[i].name, key);
+    }
     const char *near = option_nearest(key);
     return FAIL(ERR_CONFIG, "%s: unknown key '%.80s'%s%s%s", where, key, near ? "; did you mean " : "",
                 near ? near : "", near ? "?" : "");
