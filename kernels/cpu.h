@@ -142,6 +142,8 @@ void cpu_mix(int64_t M, int64_t N, int64_t K, const float *a, int64_t lda, const
 
 /* ---- the table's functions: declared with the types of their slots ---- */
 #define CPU_OP(op) __typeof__(*((const struct ops *)0)->op) op##_cpu
+CPU_OP(open);
+CPU_OP(close);
 CPU_OP(alloc);
 CPU_OP(release);
 CPU_OP(copy);

@@ -5,7 +5,7 @@
 const struct ops ops_cpu = {
     .name = "cpu",
     .place = PLACE_HOST,
-    SLOT(alloc), SLOT(release), SLOT(copy), SLOT(zero), SLOT(wait),
+    SLOT(open), SLOT(close), SLOT(alloc), SLOT(release), SLOT(copy), SLOT(zero), SLOT(wait),
     SLOT(cast), SLOT(add), SLOT(square_sum), SLOT(adamw),
     SLOT(embed_forward), SLOT(embed_backward),
     SLOT(rmsnorm_forward), SLOT(rmsnorm_backward), SLOT(qkv_forward), SLOT(qkv_backward),

@@ -408,6 +408,12 @@ enum status model_alloc_grads(struct model *m)
     return OK;
 }
 
+void model_alias(struct model *m, const struct model *owner)
+{
+    for (int s = 0; s < STORE_COUNT; s++) m->store[s] = owner->store[s];
+    bind_all(m);
+}
+
 void model_destroy(struct model *m)
 {
     for (int s = 0; s < STORE_COUNT; s++)

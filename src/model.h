@@ -99,6 +99,8 @@ enum status model_create(struct model *m, const struct arch *a, const struct mes
 /* Allocates the weight arenas, or the gradient arena beside them, and binds the layers' views. */
 enum status model_alloc(struct model *m);
 enum status model_alloc_grads(struct model *m);
+/* Binds m's views to the weights of another model of the same layout; m owns none. */
+void model_alias(struct model *m, const struct model *owner);
 void model_destroy(struct model *m);
 
 /* Bytes of the arenas as model_alloc() will take them. */
