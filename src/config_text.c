@@ -1,12 +1,10 @@
 /* The configuration written out: the used one, the reference, the help. */
 #include "config.h"
 #include "options.h"
+#include "textfile.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 static bool in_section(const struct option *o, const char *section)
 {
@@ -45,39 +43,11 @@ enum status config_to_text(const struct config *c, char **text)
     return FAIL(ERR_MEMORY, "no memory for the configuration's text");
 }
 
-static bool write_all(int fd, const char *text, size_t n)
-{
-    while (n) {
-        ssize_t done = write(fd, text, n);
-        if (done < 0 && errno == EINTR) continue;
-        if (done <= 0) return false;
-        text += done;
-        n -= (size_t)done;
-    }
-    return fsync(fd) == 0;
-}
-
-static enum status write_file(const char *path, const char *text)
-{
-    char tmp[4096];
-    if (snprintf(tmp, sizeof tmp, "%s.tmp", path) >= (int)sizeof tmp)
-        return FAIL(ERR_CONFIG, "the path is too long: %.200s...", path);
-    int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-    if (fd < 0) return FAIL(ERR_IO, "%s: cannot create: %s", tmp, strerror(errno));
-    bool ok = write_all(fd, text, strlen(text));
-    int why = errno;
-    if (close(fd) && ok) ok = false, why = errno;
-    if (ok && rename(tmp, path)) ok = false, why = errno;
-    if (ok) return OK;
-    unlink(tmp);
-    return FAIL(ERR_IO, "%s: cannot write: %s", path, strerror(why));
-}
-
 enum status config_write(const struct config *c, const char *path)
 {
     char *text;
     TRY(config_to_text(c, &text));
-    enum status s = write_file(path, text);
+    enum status s = textfile_replace(path, text, strlen(text));
     free(text);
     return s;
 }

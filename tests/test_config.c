@@ -37,7 +37,8 @@ static void numbers_are_read_in_every_usual_spelling(void **state)
     (void)state;
     static const struct { const char *text; double want; } ok[] = {
         {"2e-5", 2e-5}, {"2.0e-5", 2e-5}, {"1E-6", 1e-6}, {".5", 0.5}, {"0.5", 0.5}, {"5.", 5}, {"0x10", 16},
-        {"-3", -3}, {"+4", 4}, {"1e+3", 1000}, {"0", 0}, {"0.0", 0}, {"1e-400", 0}, {"123456789012345678", 123456789012345678.0},
+        {"-3", -3}, {"+4", 4}, {"1e+3", 1000}, {"0", 0}, {"0.0", 0}, {"1e-400", 0}, 
+        {"123456789012345678", 123456789012345678.0},
     };
     for (size_t i = 0; i < sizeof ok / sizeof *ok; i++) {
         double x = -1;
@@ -46,7 +47,8 @@ static void numbers_are_read_in_every_usual_spelling(void **state)
             fail_msg("%s: %s, %.17g, expected %.17g", ok[i].text, why ? why : "read", x, ok[i].want);
     }
     static const char *const bad[] = {"",    "abc", "1e",   "e5", ".",  "-",   "0x",  "0xg",   "1_000", "5k",    "inf",
-                                      "nan", ".inf", "1 ", " 1", "--1", "010", "1e400", "0x1p3", "1e5.5", "1,5", "1.2.3"};
+                                      "nan", ".inf", "1 ", " 1", "--1", "010", "1e400", "0x1p3", "1e5.5", "1,5",
+                                      "1.2.3"};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         double x;
         if (!value_float(bad[i], &x)) fail_msg("'%s' was read as %g, expected a refusal", bad[i], x);
@@ -170,7 +172,7 @@ static void what_is_wrong_is_refused_with_file_line_and_reason(void **state)
         {"train: {lr: 1\n", "x.yaml:2: did not find expected ',' or '}'"},
         {"train:\n\tlr: 1\n", "x.yaml:2: found character that cannot start any token"},
         {"run: {dir: \"a\\0b\"}\n", "x.yaml:1: a text holds a zero byte"},
-        {"run: {dir: \"\xff\"}\n", "x.yaml: byte 11: "},
+        {"run: {dir: \"\xff\"}\n", "x.yaml: byte 12: "},
         {"a: {b: {c: {d: {e: {f: {g: {h: {i: 1}}}}}}}}\n", "x.yaml:1: nested too deep below a.b.c.d.e.f.g.h"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
