@@ -24,15 +24,17 @@ struct checkpoint_args {
 /* Writes the checkpoint of state->step. Collective over the mesh. */
 enum status checkpoint_write(const struct checkpoint_args *c, const struct model *m, const struct adam *a,
                              const struct train_state *state);
+/* RUN/checkpoints/best -> the checkpoint of that step, which checkpoint.keep then never removes. */
+enum status checkpoint_mark_best(const char *run_dir, int64_t step);
 /* The folder of a checkpoint: PATH itself, or the newest complete one of the run folder PATH (PATH@10: that step). *dir is
  * the caller's. ERR_IO when there is none; complete ones that are passed over are named in the log. */
 enum status checkpoint_find(const char *path, char **dir);
 /* The same for a run folder that may have none yet: *dir NULL. */
 enum status checkpoint_newest(const char *run_dir, char **dir);
 enum status checkpoint_arch(const char *dir, struct arch *a);
+/* The release folder that the run started from; the caller's. */
+enum status checkpoint_source(const char *dir, char **source);
 enum status checkpoint_load_weights(const char *dir, struct model *m);
 /* Weights, Adam state and counters. Collective over the mesh. */
 enum status checkpoint_load(const char *dir, struct model *m, struct adam *a, struct train_state *state);
-/* m3 export: a release folder from a checkpoint, with what the source release holds beside the language model. */
-enum status checkpoint_export(const char *path, const char *dst, uint64_t shard_bytes);
 #endif

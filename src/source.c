@@ -31,7 +31,8 @@ static enum status open_release(struct source *s, const char *path)
     TRY(arch_load(&s->arch, path));
     TRY(release_open(&s->release, path));
     s->dir = strdup(path);
-    if (!s->dir) return FAIL(ERR_MEMORY, "path %s", path);
+    s->origin = strdup(path);
+    if (!s->dir || !s->origin) return FAIL(ERR_MEMORY, "path %s", path);
     return has_file(path, "tokenizer.json") ? join(&s->tokenizer, path, "tokenizer.json") : OK;
 }
 
@@ -39,6 +40,7 @@ static enum status open_hdf5(struct source *s, const char *path)
 {
     TRY(checkpoint_find(path, &s->dir));
     TRY(checkpoint_arch(s->dir, &s->arch));
+    TRY(checkpoint_source(s->dir, &s->origin));
     return has_file(s->dir, "tokenizer.json") ? join(&s->tokenizer, s->dir, "tokenizer.json") : OK;
 }
 
@@ -54,6 +56,7 @@ void source_close(struct source *s)
 {
     release_close(&s->release);
     free(s->dir);
+    free(s->origin);
     free(s->tokenizer);
     *s = (struct source){0};
 }

@@ -9,6 +9,7 @@ struct release;
 struct source {
     char *dir;               /* the folder that holds the weights */
     struct release *release; /* NULL: HDF5 */
+    char *origin;            /* the release it all started from: config.json, side files, passed tensors */
     char *tokenizer;         /* path of a tokenizer.json, or NULL */
     struct arch arch;
 };

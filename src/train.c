@@ -124,7 +124,7 @@ static enum status train_step(struct trainer *t)
 
 static enum status save(struct trainer *t)
 {
-    struct checkpoint_args c = {t->config.run.dir, t->source.dir, t->config_text, (int)t->config.checkpoint.keep};
+    struct checkpoint_args c = {t->config.run.dir, t->source.origin, t->config_text, (int)t->config.checkpoint.keep};
     double start = time_now();
     TRY(checkpoint_write(&c, &t->model, &t->adam, &t->state));
     log_info("step %" PRId64 ": checkpoint written in %.1f s", t->state.step, time_now() - start);
