@@ -94,6 +94,27 @@ static int write_chunk(const char *data, size_t n, void *fd)
     return 0;
 }
 
+/* Digits (at least 15) with which every real number of the value reads back as itself: 1e-06 stays 1e-06. */
+static int real_digits(const json_t *value)
+{
+    char text[40];
+    const char *key;
+    json_t *v;
+    size_t i;
+    int most = 15;
+    if (json_is_object(value)) json_object_foreach((json_t *)value, key, v) {
+        int n = real_digits(v);
+        if (n > most) most = n;
+    } else if (json_is_array(value)) json_array_foreach(value, i, v) {
+        int n = real_digits(v);
+        if (n > most) most = n;
+    }
+    else if (json_is_real(value))
+        while (snprintf(text, sizeof text, "%.*g", most, json_real_value(value)), most < 17 && strtod(text, NULL) != json_real_value(value))
+            most++;
+    return most;
+}
+
 enum status json_write_file(const json_t *value, const char *path)
 {
     char tmp[PATH_MAX];
@@ -101,7 +122,7 @@ enum status json_write_file(const json_t *value, const char *path)
         return FAIL(ERR_IO, "%s: the path is too long", path);
     int fd = open(tmp, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0) return FAIL(ERR_IO, "%s: cannot create: %s", tmp, strerror(errno));
-    bool ok = json_dump_callback(value, write_chunk, &fd, JSON_INDENT(2) | JSON_ENCODE_ANY) == 0 &&
+    bool ok = json_dump_callback(value, write_chunk, &fd, JSON_INDENT(2) | JSON_ENCODE_ANY | JSON_REAL_PRECISION((size_t)real_digits(value))) == 0 &&
               write_chunk("\n", 1, &fd) == 0 && fsync(fd) == 0;
     int error = errno;
     if (close(fd) && ok) ok = false, error = errno;

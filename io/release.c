@@ -243,6 +243,12 @@ bool release_is_passed(const char *name)
     return false;
 }
 
+bool release_is_indexer(void *ctx, const char *name)
+{
+    (void)ctx;
+    return strncmp(name, "language_model.", 15) == 0 && strstr(name, ".self_attn.index_") != NULL;
+}
+
 struct name_list {
     char *text;
     size_t size, shown;

@@ -66,6 +66,9 @@ enum status release_read_raw(const struct release *r, const struct release_raw *
 /* Vision tower, projector, patch merger or MTP: passed through, never loaded. */
 bool release_is_passed(const char *name);
 
+/* An indexer tensor (self_attn.index_*): for release_check_names() where layers run with dense attention. */
+bool release_is_indexer(void *ctx, const char *name);
+
 /* What release_check_names() found. */
 struct release_report {
     int64_t missing, unknown;
@@ -80,6 +83,9 @@ enum status release_check_names(const struct release *r, const char *const *expe
 /* Copies what belongs to a release beside weights, config.json, index and quantisation map: tokenizer, generation
  * config, templates, code, licence, README; byte for byte. A link is copied as the file it leads to; folders are left. */
 enum status release_copy_side_files(const char *src, const char *dst);
+bool release_is_side_file(const char *name); /* would be copied */
+/* Nothing of that name (a dangling link is something). */
+bool release_file_absent(const char *path);
 /* One file, through DST.tmp, fsync and rename. */
 enum status release_copy_file(const char *src, const char *dst);
 /* mkdir -p with mode 0700; an existing folder is fine. */

@@ -6,7 +6,6 @@
 
 enum { RELEASE_JSON_MAX = 100 << 20 };
 
-bool release_file_absent(const char *path);
 /* Fills r->tensors from r->raw: names, storage forms, scales; checks shapes, and each module against the map. */
 enum status release_resolve(struct release *r);
 /* Every module that the map names must exist. Needs sorted tensors. */

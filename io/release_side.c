@@ -74,7 +74,7 @@ enum status release_copy_file(const char *src, const char *dst)
     return s;
 }
 
-static bool is_side_file(const char *name)
+bool release_is_side_file(const char *name)
 {
     static const char *const not_this[] = {"config.json", "hf_quant_config.json", "*.index.json", "*.safetensors"};
     static const char *const this[] = {"*.json", "*.txt", "*.jinja", "*.py", "*.model", "*.tiktoken", "*.md", "tokenizer*",
@@ -96,7 +96,7 @@ enum status release_copy_side_files(const char *src, const char *dst)
     DIR *d = opendir(src);
     if (!d) return FAIL(ERR_IO, "%s: cannot open the folder: %s", src, strerror(errno));
     while (!s && (e = readdir(d))) {
-        if (!is_side_file(e->d_name)) continue;
+        if (!release_is_side_file(e->d_name)) continue;
         if (snprintf(from, sizeof from, "%s/%s", src, e->d_name) >= (int)sizeof from ||
             snprintf(to, sizeof to, "%s/%s", dst, e->d_name) >= (int)sizeof to)
             s = FAIL(ERR_IO, "%s: the path is too long", src);

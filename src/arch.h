@@ -41,4 +41,9 @@ struct arch {
 enum status arch_parse(struct arch *a, const char *text, size_t len, const char *origin);
 /* The same from DIR/config.json (at most 16 MiB). */
 enum status arch_load(struct arch *a, const char *dir);
+
+/* Calls fn for every tensor of the language model under the release's name, with its shape, layer by layer; stops at the
+ * first failure. */
+typedef enum status (*arch_tensor_fn)(void *ctx, const char *name, int rank, const int64_t *dim);
+enum status arch_each_tensor(const struct arch *a, arch_tensor_fn fn, void *ctx);
 #endif
