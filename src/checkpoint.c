@@ -205,10 +205,7 @@ static void remove_checkpoint(const char *dir)
     DIR *d = opendir(dir);
     if (!d) return;
     for (struct dirent *e; (e = readdir(d));) {
-        char path[MAX_PATH + 300];
-        if (e->d_name[0] == '.') continue;
-        snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-        unlink(path);
+        if (e->d_name[0] != '.') unlinkat(dirfd(d), e->d_name, 0);
     }
     closedir(d);
     rmdir(dir);
@@ -220,12 +217,10 @@ static enum status prepare(const char *tmp, const struct checkpoint_args *c, con
     char from[MAX_PATH + 32], to[MAX_PATH + 32];
     remove_checkpoint(tmp);
     TRY(release_make_dir(tmp));
-    if (c->source) {
-        snprintf(from, sizeof from, "%s/config.json", c->source);
-        snprintf(to, sizeof to, "%s/config.json", tmp);
-        TRY(release_copy_file(from, to));
-        TRY(release_copy_side_files(c->source, tmp));
-    }
+    snprintf(from, sizeof from, "%s/config.json", c->files);
+    snprintf(to, sizeof to, "%s/config.json", tmp);
+    TRY(release_copy_file(from, to));
+    TRY(release_copy_side_files(c->files, tmp));
     return create_files(tmp, m, a);
 }
 

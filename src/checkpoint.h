@@ -16,7 +16,8 @@ struct train_state {
 
 struct checkpoint_args {
     const char *run_dir;
-    const char *source;      /* the release the run started from: config.json, tokenizer.json and the passed tensors */
+    const char *source;      /* the release the run started from: passed tensors and dtypes of an export */
+    const char *files;       /* a folder with config.json, tokenizer.json and their like, to be copied */
     const char *config_text; /* the run's configuration as written back */
     int keep;                /* newest to keep; 0: all */
 };

@@ -40,10 +40,25 @@ static enum status compare_config(const struct config *now, const char *path)
                 "run.dir, or --fresh", path, n);
 }
 
-static enum status open_folder(const struct config *c, char **text, char **resume)
+static enum status set_aside(const char *dir)
+{
+    char to[4096];
+    if (access(dir, F_OK) != 0) return OK;
+    for (int i = 1; i < 10000; i++) {
+        if (snprintf(to, sizeof to, "%s.%d", dir, i) >= (int)sizeof to) break;
+        if (access(to, F_OK) == 0) continue;
+        if (rename(dir, to) != 0) return FAIL(ERR_IO, "%s: cannot rename to %s: %s", dir, to, strerror(errno));
+        log_info("%s was renamed to %s", dir, to);
+        return OK;
+    }
+    return FAIL(ERR_CONFIG, "%s: no free name to set the old run aside", dir);
+}
+
+static enum status open_folder(const struct config *c, bool fresh, char **text, char **resume)
 {
     char path[4096];
     TRY(config_need(c, "run.dir", "train"));
+    if (fresh) TRY(set_aside(c->run.dir));
     TRY(release_make_dir(c->run.dir));
     TRY(path_of(path, sizeof path, c->run.dir, "config.used.yaml"));
     TRY(compare_config(c, path));
@@ -64,11 +79,11 @@ static enum status share_text(struct group *world, char **text)
     return OK;
 }
 
-enum status run_dir_open(const struct config *c, struct group *world, char **text, char **resume)
+enum status run_dir_open(const struct config *c, struct group *world, bool fresh, char **text, char **resume)
 {
     char name[64] = "log.txt", path[4096];
     *text = *resume = NULL;
-    TRY(comm_agree(world, world->rank == 0 ? open_folder(c, text, resume) : OK));
+    TRY(comm_agree(world, world->rank == 0 ? open_folder(c, fresh, text, resume) : OK));
     TRY(share_text(world, text));
     TRY(share_text(world, resume));
     if (world->rank) snprintf(name, sizeof name, "log.rank%04d.txt", world->rank);

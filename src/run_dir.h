@@ -8,8 +8,8 @@ struct metrics;
 
 /* Makes the folder, opens the logs, compares with the configuration that was used there before (shown as a diff and
  * refused unless only keys that may change did), writes config.used.yaml back. *text is the configuration as written,
- * *resume the newest complete checkpoint or NULL; both the caller's. Collective over world. */
-enum status run_dir_open(const struct config *c, struct group *world, char **text, char **resume);
+ * `fresh` first renames an old folder to DIR.1, DIR.2, ... *resume the newest complete checkpoint or NULL; both the caller's. Collective over world. */
+enum status run_dir_open(const struct config *c, struct group *world, bool fresh, char **text, char **resume);
 /* Rank 0's metrics file, cut behind `step` (the lines beyond it move to metrics.discarded.jsonl); others: no file. */
 enum status run_dir_metrics(const struct config *c, struct group *world, int64_t step, struct metrics **m);
 

@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -120,11 +121,23 @@ static enum status train_step(struct trainer *t)
     return OK;
 }
 
+static void print_line(void *ctx, const char *text)
+{
+    (void)ctx;
+    puts(text);
+}
+
+void trainer_print_schedule(struct trainer *t)
+{
+    if (next_batch(t) == OK && t->mesh.world.rank == 0) schedule_print(t->mesh.pp, t->batch.n_micro, print_line, NULL);
+}
+
 /* ---------------------------------------------------------------- the loop --------------------------------------- */
 
 static enum status save(struct trainer *t)
 {
-    struct checkpoint_args c = {t->config.run.dir, t->source.origin, t->config_text, (int)t->config.checkpoint.keep};
+    struct checkpoint_args c = {t->config.run.dir, t->source.origin, t->source.dir,
+                                t->config_text, (int)t->config.checkpoint.keep};
     double start = time_now();
     TRY(checkpoint_write(&c, &t->model, &t->adam, &t->state));
     log_info("step %" PRId64 ": checkpoint written in %.1f s", t->state.step, time_now() - start);

@@ -120,7 +120,7 @@ enum status trainer_open(struct trainer *t)
     comm_device(t->ops, t->stream);
     group_destroy(&world);
     TRY(open_mesh(t));
-    TRY(run_dir_open(c, &t->mesh.world, &t->config_text, &resume));
+    TRY(run_dir_open(c, &t->mesh.world, t->fresh, &t->config_text, &resume));
     TRY(open_data(t));
     TRY(comm_agree(&t->mesh.world, open_model(t)));
     TRY(comm_agree(&t->mesh.world, open_memory(t)));

@@ -27,6 +27,7 @@ struct trainer {
     struct train_state state;
     struct metrics *metrics;
     char *config_text;
+    bool fresh;                  /* an old run folder is set aside first */
 };
 
 /* Opens all of it: agrees over the ranks at every point where one may fail. Collective over the job. */
@@ -40,6 +41,6 @@ double learning_rate(const struct config *c, int64_t step);
 /* Mean loss per target token of held-out samples. Collective over the mesh. */
 enum status evaluate(struct trainer *t, double *loss);
 
-/* m3 train CONFIG.yaml [key=value ...] */
-enum status train_command(int argc, char **argv);
+/* The 1F1B schedule of one step's micro-batches, a line a stage, on rank 0. */
+void trainer_print_schedule(struct trainer *t);
 #endif
