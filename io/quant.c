@@ -25,11 +25,15 @@ const char *quant_fault_text(enum quant_fault f)
 
 union bits { uint32_t u; float f; };
 
-/* The byte's exponent and mantissa, moved into a float's, are the value times 2^-120: also for subnormals. */
+/* Exponent and mantissa moved into a float's place, the bias corrected by adding to the exponent; bytes below 8 are
+ * subnormal: (1 + m/8) 2^-6 - 2^-6. No float operand is subnormal, which would cost some hundred cycles. */
 static inline float e4m3(uint8_t b)
 {
-    union bits v = {(uint32_t)(b & 0x80) << 24 | (uint32_t)(b & 0x7f) << 20};
-    return v.f * 0x1p120f;
+    uint32_t m = b & 0x7fu, subnormal = 0u - (m < 8); /* a mask: a branch would keep the loops scalar */
+    union bits normal = {(m << 20) + (120u << 23)}, low = {(m << 20) + (121u << 23)}, v;
+    low.f -= 0x1p-6f;
+    v.u = (low.u & subnormal) | (normal.u & ~subnormal) | (uint32_t)(b & 0x80) << 24;
+    return v.f;
 }
 
 float quant_e4m3(uint8_t byte) { return (byte & 0x7f) == 0x7f ? NAN : e4m3(byte); }
@@ -38,22 +42,23 @@ static const float e2m1[16] = {0.f, .5f, 1.f, 1.5f, 2.f, 3.f, 4.f, 6.f, -0.f, -.
 
 float quant_e2m1(uint8_t nibble) { return e2m1[nibble & 15]; }
 
-/* Rounds a float32 that is no NaN to bfloat16, to nearest even; overflow becomes infinity. */
-static inline uint16_t round_bf16(float f)
+/* Rounds a float32 that is no NaN to bfloat16, to nearest even; overflow becomes infinity. 32 bits keep loops vector code. */
+static inline uint32_t round_bf16(float f)
 {
     union bits v = {.f = f};
-    return (uint16_t)((v.u + 0x7fffu + (v.u >> 16 & 1u)) >> 16);
+    return (v.u + 0x7fffu + (v.u >> 16 & 1u)) >> 16;
 }
 
-/* n values of one block: (*nan, *over) collect faults so that the loop stays free of branches. */
-static void mxfp8_block(uint16_t *out, const uint8_t *w, float scale, int64_t n, unsigned *nan, unsigned *over)
+/* n values of one block. Faults are collected, so that the loop has no branches and becomes vector code. */
+static inline void mxfp8_block(uint16_t *restrict out, const uint8_t *restrict w, float scale, int64_t n, uint32_t *nan,
+                               uint32_t *over)
 {
-    unsigned bad = 0, inf = 0;
+    uint32_t bad = 0, inf = 0;
     for (int64_t i = 0; i < n; i++) {
-        uint16_t h = round_bf16(e4m3(w[i]) * scale);
-        out[i] = h;
-        bad |= (w[i] & 0x7f) == 0x7f;
-        inf |= (h & 0x7f80) == 0x7f80;
+        uint32_t h = round_bf16(e4m3(w[i]) * scale);
+        out[i] = (uint16_t)h;
+        bad |= (w[i] & 0x7fu) == 0x7fu;
+        inf |= (h & 0x7f80u) == 0x7f80u;
     }
     *nan |= bad;
     *over |= inf;
@@ -61,37 +66,54 @@ static void mxfp8_block(uint16_t *out, const uint8_t *w, float scale, int64_t n,
 
 static enum quant_fault mxfp8_row(uint16_t *out, const uint8_t *row, const uint8_t *scales, int64_t col0, int64_t n)
 {
-    unsigned nan = 0, over = 0;
+    uint32_t nan = 0, over = 0;
     for (int64_t c = col0, end = col0 + n; c < end;) {
         int64_t stop = (c / MXFP8_BLOCK + 1) * MXFP8_BLOCK;
         if (stop > end) stop = end;
         uint8_t s = scales[c / MXFP8_BLOCK];
         if (s == 255) return QUANT_SCALE_NAN;
         union bits scale = {s ? (uint32_t)s << 23 : 0x00400000u}; /* 2^(s - 127); s = 0 is subnormal */
-        mxfp8_block(out + (c - col0), row + c, scale.f, stop - c, &nan, &over);
+        if (stop - c == MXFP8_BLOCK) mxfp8_block(out + (c - col0), row + c, scale.f, MXFP8_BLOCK, &nan, &over);
+        else mxfp8_block(out + (c - col0), row + c, scale.f, stop - c, &nan, &over);
         c = stop;
     }
     return nan ? QUANT_VALUE_NAN : over ? QUANT_OVERFLOW : QUANT_FINE;
 }
 
+/* A block has 16 different values at most: they are decoded once. True when one of them overflows. */
+static inline bool nvfp4_values(uint16_t value[16], float scale, float scalar)
+{
+    uint32_t over = 0;
+    for (int k = 0; k < 16; k++) {
+        uint32_t h = round_bf16(e2m1[k] * scale * scalar);
+        value[k] = (uint16_t)h;
+        over |= (h & 0x7f80u) == 0x7f80u;
+    }
+    return over;
+}
+
 static enum quant_fault nvfp4_row(enum quant q, uint16_t *out, const uint8_t *row, const uint8_t *scales, float scalar,
                                   int64_t col0, int64_t n)
 {
-    unsigned over = 0;
+    bool over = false;
+    uint16_t value[16];
     for (int64_t c = col0, end = col0 + n; c < end;) {
         int64_t stop = (c / NVFP4_BLOCK + 1) * NVFP4_BLOCK;
         if (stop > end) stop = end;
         uint8_t s = scales[c / NVFP4_BLOCK];
         if ((s & 0x7f) == 0x7f) return QUANT_SCALE_NAN;
-        float scale = e4m3(s);
-        uint16_t value[16]; /* a block has 16 different values at most: decode them once */
-        for (int k = 0; k < 16; k++) value[k] = round_bf16(q == QUANT_NVFP4_CT ? e2m1[k] * (scale / scalar)
-                                                                               : e2m1[k] * scale * scalar);
-        for (; c < stop; c++) {
-            uint16_t h = value[c % 2 ? row[c / 2] >> 4 : row[c / 2] & 15];
-            out[c - col0] = h;
-            over |= (h & 0x7f80) == 0x7f80;
-        }
+        bool may_overflow = q == QUANT_NVFP4_CT ? nvfp4_values(value, e4m3(s) / scalar, 1.f) : nvfp4_values(value, e4m3(s), scalar);
+        uint16_t *o = out + (c - col0);
+        if (stop - c == NVFP4_BLOCK)
+            for (int i = 0; i < NVFP4_BLOCK / 2; i++) {
+                uint8_t b = row[c / 2 + i];
+                o[2 * i] = value[b & 15];
+                o[2 * i + 1] = value[b >> 4];
+            }
+        else
+            for (int64_t i = c; i < stop; i++) o[i - c] = value[i % 2 ? row[i / 2] >> 4 : row[i / 2] & 15];
+        for (int64_t i = c; may_overflow && i < stop; i++) over |= (o[i - c] & 0x7f80) == 0x7f80;
+        c = stop;
     }
     return over ? QUANT_OVERFLOW : QUANT_FINE;
 }
