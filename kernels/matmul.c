@@ -9,7 +9,8 @@
 
 enum {
     FEW_ROWS = 24,                              /* up to here dot products beat packing */
-    BLOCK_M = 192, BLOCK_N = 256, BLOCK_K = 512 /* of the widened path: three blocks of scratch, 1.1 MiB */
+    BLOCK_M = 192, BLOCK_N = 256, BLOCK_K = 512, /* of the widened path: three blocks of scratch, 1.1 MiB a thread */
+    SCRATCH = BLOCK_M * BLOCK_K + BLOCK_N * BLOCK_K + BLOCK_M * BLOCK_N /* floats */
 };
 
 struct matrix {
@@ -23,9 +24,8 @@ struct product {
     struct matrix c, a, b;
     bool ta, tb, accumulate;
     int64_t M, N, K;
+    float *scratch; /* SCRATCH floats a thread of the team; NULL when all is F32 */
 };
-
-static _Thread_local float *scratch; /* of one thread, made at its first widened product and kept */
 
 static struct matrix matrix_of(struct tensor t) { return (struct matrix){t.data, t.ld, t.dtype}; }
 
@@ -40,21 +40,20 @@ static bool all_f32(const struct product *p)
     return p->c.dtype == DT_F32 && p->a.dtype == DT_F32 && p->b.dtype == DT_F32;
 }
 
-/* Every thread of the team has its scratch before work starts, so that failing has one place. */
-static enum status ensure_scratch(void)
+/* Scratch for a team of this thread's: made at the first widened product, kept, grown when the team has. */
+static enum status ensure_scratch(struct product *p)
 {
-    static _Thread_local int ready;
-    int n = cpu_threads(), failed = 0;
-    if (ready >= n) return OK;
-    size_t bytes = sizeof(float) * (BLOCK_M * BLOCK_K + BLOCK_N * BLOCK_K + BLOCK_M * BLOCK_N);
-#pragma omp parallel num_threads(n) reduction(+ : failed)
-    {
-        if (!scratch) scratch = aligned_alloc(ARENA_ALIGN, bytes);
-        failed += !scratch;
+    static _Thread_local float *kept;
+    static _Thread_local int size;
+    int n = cpu_threads();
+    if (all_f32(p)) return OK;
+    if (size < n) {
+        free(kept);
+        kept = aligned_alloc(ARENA_ALIGN, sizeof(float) * SCRATCH * (size_t)n);
+        size = kept ? n : 0;
     }
-    if (failed) return FAIL(ERR_MEMORY, "%zu bytes of scratch for a matrix product wanted on %d threads", bytes, n);
-    ready = n;
-    return OK;
+    p->scratch = kept;
+    return kept ? OK : FAIL(ERR_MEMORY, "no scratch for a matrix product on %d threads", n);
 }
 
 /* rows x cols of m as floats, cols apart. */
@@ -79,7 +78,7 @@ static void narrow(struct matrix m, const float *in, int64_t rows, int64_t cols)
 /* One block of the output through scratch. */
 static void widened_block(const struct product *p, int64_t m0, int64_t M, int64_t n0, int64_t N)
 {
-    float *a = scratch, *b = a + BLOCK_M * BLOCK_K, *c = b + BLOCK_N * BLOCK_K;
+    float *a = p->scratch + cpu_thread() * SCRATCH, *b = a + BLOCK_M * BLOCK_K, *c = b + BLOCK_N * BLOCK_K;
     struct matrix out = matrix_at(p->c, m0, n0);
     if (p->accumulate) widen(c, out, M, N);
     for (int64_t k = 0; k < p->K; k += BLOCK_K) {
@@ -112,11 +111,11 @@ static void product_part(const struct product *p, int64_t m0, int64_t M, int64_t
 }
 
 /* Cuts the longer side (rows when there are enough of them) into one piece a thread, in whole tiles of 32. */
-static enum status product_run(const struct product *p)
+static enum status product_run(struct product *p)
 {
     if (p->M == 0 || p->N == 0) return OK;
     if (p->K == 0 && p->accumulate) return OK;
-    if (!all_f32(p)) TRY(ensure_scratch());
+    TRY(ensure_scratch(p));
     int n = cpu_share(p->M * p->N * (p->K + 1) / 8);
     bool rows = p->M >= 64 * n || p->M >= p->N;
     int64_t size = rows ? p->M : p->N, step = ((size + n - 1) / n + 31) / 32 * 32;
@@ -173,7 +172,7 @@ static enum status grouped_rows(struct tensor c, struct tensor a, struct tensor 
     int64_t total = from[E] - from[0];
     if (total == 0 || N == 0) return OK;
     struct product p = {.c = matrix_of(c), .a = matrix_of(a), .b = {NULL, w.dim[2], w.dtype}, .tb = tb, .N = N, .K = K};
-    if (!all_f32(&p)) TRY(ensure_scratch());
+    TRY(ensure_scratch(&p));
     int n = cpu_share(total * N * (K + 1) / 8);
     int64_t step = n == 1 ? total : cpu_max(64, (total / (4 * n) + 31) / 32 * 32);
     int64_t cols = n == 1 || total > 64 * n ? N : ((N + 2 * n - 1) / (2 * n) + 31) / 32 * 32;
@@ -215,7 +214,7 @@ enum status grouped_dw_cpu(struct tensor dw, struct tensor dy, struct tensor x, 
     TRY(check_offsets(from, E, x.dim[0]));
     struct product p = {.c = {NULL, K, DT_F32}, .a = matrix_of(dy), .b = matrix_of(x), .ta = true, .accumulate = true,
                         .M = N, .N = K};
-    if (!all_f32(&p)) TRY(ensure_scratch());
+    TRY(ensure_scratch(&p));
     int n = cpu_share((from[E] - from[0]) * N * (K + 1) / 8);
 #pragma omp parallel for num_threads(n) schedule(dynamic, 1) firstprivate(p)
     for (int64_t i = 0; i < E * pieces; i++) {
