@@ -92,7 +92,8 @@ const struct option options[] = {
     ENUM_(data.chat, "auto", NAMES("auto", "true", "false"), 0,
           "Render prompt and response in the chat layout; auto does when the tokenizer has its tokens."),
 
-    INT_(eval.every, "0", 0, MANY, "steps", MAY_CHANGE, "Evaluate on data.eval after every so many steps; 0 never."),
+    INT_(eval.every, "0", 0, MANY, "steps", MAY_CHANGE,
+         "Evaluate on data.eval after every so many steps and after the last; 0: only after the last."),
     INT_(eval.samples, "0", 0, 1e9, "samples", MAY_CHANGE, "Only the first so many held-out samples; 0 is all."),
 
     INT_(mesh.tp, "1", 1, 4096, "ranks", MAY_CHANGE, "Tensor parallelism, with sequence parallelism."),
