@@ -1,0 +1,31 @@
+/* The device beside the op table: whether one answers, queues that follow each other, memory left. Without CUDA in the
+ * build these are stubs (device_cpu.c). */
+#ifndef DEVICE_H
+#define DEVICE_H
+#include "ops.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* OK when a device of compute capability 9.0 answers; ERR_DEVICE with the reason otherwise. */
+enum status cuda_available(void);
+/* Work queued on s from now on starts after everything queued on `before` so far. The host does not wait. */
+enum status stream_follow(struct stream *s, struct stream *before);
+/* The cudaStream_t behind s, for NCCL; NULL on the CPU. */
+void *stream_handle(struct stream *s);
+/* Bytes of device memory free and in all, on the current device. */
+enum status device_memory(size_t *left, size_t *total);
+/* Milliseconds the device spends from here to there, by its own clock: timer_start and timer_stop queue marks on s,
+ * timer_read waits for the second one. */
+struct device_timer;
+enum status device_timer_open(struct device_timer **t);
+void device_timer_close(struct device_timer *t);
+enum status device_timer_start(struct device_timer *t, struct stream *s);
+enum status device_timer_stop(struct device_timer *t, struct stream *s);
+enum status device_timer_read(struct device_timer *t, double *ms);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
