@@ -75,9 +75,10 @@ static enum status lock_tmp(const struct convert *c, int *fd)
         return FAIL(ERR_IO, "%s: the path is too long", c->tmp);
     *fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     if (*fd < 0) return FAIL(ERR_IO, "%s: cannot create: %s", path, strerror(errno));
-    if (flock(*fd, LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)
-        return FAIL(ERR_IO, "%s: another conversion is writing there", c->tmp);
-    return OK;
+    if (flock(*fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return OK;
+    close(*fd);
+    *fd = -1;
+    return FAIL(ERR_IO, "%s: another conversion is writing there", c->tmp);
 }
 
 static enum status prepare(const struct convert *c, int *lock)

@@ -7,6 +7,7 @@
 
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/statvfs.h>
 #include <sys/wait.h>
 
 #define GOLDEN "tests/data/golden/"
@@ -466,6 +467,60 @@ static void a_bad_scale_and_a_full_disk_end_with_words_and_no_destination(void *
     check_bf16_of(a.src);
 }
 
+static void try_again(void *ctx, int shard, int n)
+{
+    (void)shard, (void)n;
+    struct convert_args a = *(struct convert_args *)ctx;
+    a.each_shard = NULL;
+    if (convert_release(&a) != ERR_IO || !strstr(status_message(), "another conversion is writing there"))
+        ((struct convert_args *)ctx)->dst = "two conversions wrote into one folder";
+}
+
+static void a_second_conversion_into_the_same_folder_is_refused(void **state)
+{
+    (void)state;
+    struct convert_args a = {.src = GOLDEN "narrow/checkpoint", .dst = dst, .shard_bytes = 100000, .each_shard = try_again}, seen = a;
+    a.ctx = &seen;
+    check_ok(convert_release(&a));
+    assert_string_equal(seen.dst, dst);
+    check_bf16_of(a.src);
+}
+
+static enum status plan_tensor(void *ctx, const char *name, int rank, const int64_t *dim)
+{
+    return st_plan_add(ctx, name, DT_BF16, rank, dim);
+}
+
+static void a_disk_that_is_too_small_is_refused_before_the_first_byte(void **state) /* P62 for conversions */
+{
+    (void)state;
+    struct statvfs v;
+    struct st_plan p = {0};
+    struct st_out o;
+    struct arch x;
+    char path[FIXTURE_PATH], tmp[FIXTURE_PATH + 8];
+    assert_int_equal(statvfs(dir, &v), 0);
+    if ((double)v.f_bavail * (double)v.f_frsize > 1e12) skip(); /* it would be big enough */
+    /* 2.2 TB of zeros that take no room: two vocabularies of 2^29 rows */
+    assert_int_equal(mkdir(src, 0700), 0);
+    check_ok(release_copy_file(GOLDEN "narrow/checkpoint/config.json", fixture_join(path, src, "config.json")));
+    fixture_edit(src, "config.json", "\"hidden_size\": 64", "\"hidden_size\": 1024", false);
+    fixture_edit(src, "config.json", "\"vocab_size\": 260", "\"vocab_size\": 536870912", false);
+    check_ok(arch_load(&x, src));
+    check_ok(arch_each_tensor(&x, plan_tensor, &p));
+    check_ok(st_plan_cut(&p, 0));
+    check_ok(st_out_open(&o, &p, 0, fixture_join(path, src, "model.safetensors")));
+    snprintf(tmp, sizeof tmp, "%s.tmp", path);
+    assert_int_equal(rename(tmp, path), 0);
+    bool sparse = truncate(path, (off_t)(o.data_start + o.data_bytes)) == 0;
+    st_out_abort(&o);
+    st_plan_destroy(&p);
+    if (!sparse) skip(); /* a file system without large sparse files */
+    struct convert_args a = {.src = src, .dst = dst};
+    check_fails(convert_release(&a), ERR_IO, "GB are needed, the disk has");
+    assert_false(fixture_exists(dir, "dst") || fixture_exists(dir, "dst.tmp"));
+}
+
 static const struct CMUnitTest cases[] = {
     cmocka_unit_test_setup_teardown(quantised_releases_become_the_golden_bf16, make_dir, remove_dir),
     cmocka_unit_test_setup_teardown(float32_becomes_bf16_but_for_router_and_passed_tensors, make_dir, remove_dir),
@@ -478,6 +533,8 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test_setup_teardown(missing_index_tensors_are_refused_unless_attention_is_dense, make_dir, remove_dir),
     cmocka_unit_test_setup_teardown(names_and_shapes_must_be_those_of_the_config, make_dir, remove_dir),
     cmocka_unit_test_setup_teardown(a_bad_scale_and_a_full_disk_end_with_words_and_no_destination, make_dir, remove_dir),
+    cmocka_unit_test_setup_teardown(a_second_conversion_into_the_same_folder_is_refused, make_dir, remove_dir),
+    cmocka_unit_test_setup_teardown(a_disk_that_is_too_small_is_refused_before_the_first_byte, make_dir, remove_dir),
 };
 
 CHECK_MAIN(cases)
