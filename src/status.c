@@ -60,8 +60,10 @@ enum status status_prefix(enum status s, const char *fmt, ...)
     vsnprintf(head, sizeof head, fmt, ap);
     va_end(ap);
     memcpy(text, message, sizeof text);
-    int n = snprintf(message, sizeof message, "%s: ", head);
-    snprintf(message + n, sizeof message - (size_t)n, "%s", text);
+    size_t n = (size_t)snprintf(message, sizeof message, "%s: ", head), room = sizeof message - n - 1;
+    size_t len = strnlen(text, room);
+    memcpy(message + n, text, len);
+    message[n + len] = 0;
     return s;
 }
 
@@ -101,7 +103,11 @@ void log_line(enum log_level level, const char *fmt, ...)
     line[n++] = '\n';
     /* One write a line keeps the lines of several ranks whole. A log that cannot be written must not stop training. */
     ssize_t done = 0;
-    if (level >= LOG_WARN || (logger.rank == 0 && level >= LOG_INFO)) done = write(STDERR_FILENO, line, (size_t)n);
+    if (level >= LOG_WARN || (logger.rank == 0 && level >= LOG_INFO)) {
+        static const char clear[] = "\r\033[K"; /* a progress line may stand there */
+        if (isatty(STDERR_FILENO)) done = write(STDERR_FILENO, clear, sizeof clear - 1);
+        done = write(STDERR_FILENO, line, (size_t)n);
+    }
     if (logger.fd >= 0) done = write(logger.fd, line, (size_t)n);
     (void)done;
 }
