@@ -43,8 +43,9 @@ int main(int argc, char **argv)
     enum status s = comm_open(&argc, &argv);
     log_open(comm_world_rank(), NULL);
     if (!s) s = dispatch(argc, argv);
-    /* a failure that only another rank knows in words needs no second message */
-    if (s && s != ERR_PEER && (s != ERR_STOPPED || comm_world_rank() == 0))
+    /* what every rank found, or another rank knows in words, needs one message */
+    bool shared = s == ERR_STOPPED || s == ERR_USAGE || s == ERR_CONFIG || s == ERR_GATE;
+    if (s && s != ERR_PEER && (!shared || comm_world_rank() == 0))
         log_line(s == ERR_STOPPED ? LOG_INFO : LOG_ERROR, "%s (%s)", status_message(), status_where());
     int code = status_exit_code(s);
     comm_close(comm_world_size() > 1 && s != OK && s != ERR_STOPPED, code);

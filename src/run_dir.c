@@ -54,12 +54,17 @@ static enum status set_aside(const char *dir)
     return FAIL(ERR_CONFIG, "%s: no free name to set the old run aside", dir);
 }
 
-static enum status open_folder(const struct config *c, bool fresh, char **text, char **resume)
+static enum status make_folder(const struct config *c, bool fresh)
 {
-    char path[4096];
     TRY(config_need(c, "run.dir", "train"));
     if (fresh) TRY(set_aside(c->run.dir));
-    TRY(release_make_dir(c->run.dir));
+    return release_make_dir(c->run.dir);
+}
+
+/* The configuration against the one used before, then written back; the checkpoint to go on from. */
+static enum status settle_folder(const struct config *c, char **text, char **resume)
+{
+    char path[4096];
     TRY(path_of(path, sizeof path, c->run.dir, "config.used.yaml"));
     TRY(compare_config(c, path));
     TRY(config_write(c, path));
@@ -79,23 +84,27 @@ static enum status share_text(struct group *world, char **text)
     return OK;
 }
 
+/* Everyone's log in the folder that rank 0 made. */
+static enum status open_logs(const struct config *c, struct group *world)
+{
+    char name[64] = "log.txt", path[4096], trace[4200];
+    if (world->rank) snprintf(name, sizeof name, "log.rank%04d.txt", world->rank);
+    TRY(path_of(path, sizeof path, c->run.dir, name));
+    TRY(log_open(world->rank, path));
+    stop_install(c->run.dir);
+    if (!c->run.trace_comm) return OK;
+    snprintf(trace, sizeof trace, "%s/comm.rank%04d.txt", c->run.dir, world->rank);
+    return comm_configure(c->comm.timeout_s, trace);
+}
+
 enum status run_dir_open(const struct config *c, struct group *world, bool fresh, char **text, char **resume)
 {
-    char name[64] = "log.txt", path[4096];
     *text = *resume = NULL;
-    TRY(comm_agree(world, world->rank == 0 ? open_folder(c, fresh, text, resume) : OK));
+    TRY(comm_agree(world, world->rank == 0 ? make_folder(c, fresh) : OK));
+    TRY(comm_agree(world, open_logs(c, world)));
+    TRY(comm_agree(world, world->rank == 0 ? settle_folder(c, text, resume) : OK));
     TRY(share_text(world, text));
-    TRY(share_text(world, resume));
-    if (world->rank) snprintf(name, sizeof name, "log.rank%04d.txt", world->rank);
-    enum status s = path_of(path, sizeof path, c->run.dir, name);
-    if (!s) s = log_open(world->rank, path);
-    if (!s && c->run.trace_comm) {
-        char trace[4200];
-        snprintf(trace, sizeof trace, "%s/comm.rank%04d.txt", c->run.dir, world->rank);
-        s = comm_configure(c->comm.timeout_s, trace);
-    }
-    if (!s) stop_install(c->run.dir);
-    return comm_agree(world, s);
+    return share_text(world, resume);
 }
 
 enum status run_dir_metrics(const struct config *c, struct group *world, int64_t step, struct metrics **m)

@@ -158,7 +158,7 @@ static enum status evaluate_step(struct trainer *t, bool *best)
 enum status trainer_run(struct trainer *t)
 {
     const struct config *c = &t->config;
-    bool stop = false, saved = true;
+    bool stop = false, saved = t->resumed;
     while (t->state.step < c->train.steps && !stop) {
         TRY(train_step(t));
         bool last = t->state.step == c->train.steps, best = false;

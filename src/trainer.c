@@ -129,6 +129,7 @@ enum status trainer_open(struct trainer *t)
         log_info("resuming from %s", resume);
         TRY(checkpoint_load(resume, &t->model, &t->adam, &t->state));
     }
+    t->resumed = resume != NULL;
     free(resume);
     return run_dir_metrics(c, &t->mesh.world, t->state.step, &t->metrics);
 }

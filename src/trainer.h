@@ -27,6 +27,7 @@ struct trainer {
     struct train_state state;
     struct metrics *metrics;
     char *config_text;
+    bool resumed;                /* from a checkpoint of its own folder */
     bool fresh;                  /* an old run folder is set aside first */
 };
 
