@@ -10,7 +10,7 @@ CPU   ?= native
 
 pkg = $(shell pkg-config $(1) $(2) 2>/dev/null || echo $(3))
 LIBS := hdf5-openmpi yaml-0.1 jansson libpcre2-8
-CFLAGS  := -std=c11 -D_GNU_SOURCE -O3 -g -march=$(CPU) -fopenmp -fno-math-errno -Wall -Wextra -Werror -Wno-unknown-pragmas \
+CFLAGS  := -std=c11 -D_GNU_SOURCE -O3 -g -march=$(CPU) -fopenmp -fno-math-errno -fno-trapping-math -Wall -Wextra -Werror -Wno-unknown-pragmas \
            -Isrc -Ikernels -Iio $(call pkg,--cflags,$(LIBS)) $(call pkg,--cflags,openblas) $(PFX_CFLAGS)
 LDLIBS  := $(PFX_LDFLAGS) $(call pkg,--libs,$(LIBS)) $(call pkg,--libs,openblas,-lopenblas) -lpthread -lm
 ifdef SAN

@@ -75,7 +75,8 @@ static inline bool ref_sees(int64_t pos, int64_t j, const double *sel, int64_t s
 /* One query of one head at position `pos` over keys 0..pos, key j at k + j * stride: o [D], returns lse (0 without
  * keys); p [pos + 1] are the probabilities. */
 static inline double ref_attend(double *o, double *p, const double *q, const double *k, const double *v,
-                                int64_t stride, int64_t D, int64_t pos, const double *sel, int64_t slots, int64_t block, double scale)
+                                int64_t stride, int64_t D, int64_t pos, const double *sel, int64_t slots, int64_t block,
+                                double scale)
 {
     double most = -INFINITY, sum = 0;
     for (int64_t j = 0; j <= pos; j++) {
