@@ -20,7 +20,7 @@ struct pass {
     struct tensor ids;       /* [T] i32, -1 on fill rows */
     struct tensor pos;       /* [T] i32, from 0 in each sequence */
     struct tensor cu_seqlens; /* [S + 1] i32 */
-    bool replay;             /* routing: experts are given in saved.experts */
+    struct tensor replay;    /* [layers of the stage, Tl, k] i32 experts to take instead of choosing; none: choose */
     struct kvcache *cache;   /* NULL: no cache; otherwise: */
     struct tensor slot;      /* [T] i32 cache row of each token, -1 on fill rows */
     struct tensor page_table, kv_len; /* [S, max pages] [S] i32; cu_seqlens counts the new tokens */

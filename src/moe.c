@@ -97,7 +97,12 @@ enum status moe_forward(const struct model *m, struct layer *y, const struct pas
     struct tensor row_token = fit1(w->row_token, Tl * k);
     struct tensor offsets = ep == 1 ? fit1(s->offsets, a->experts + 1) : fit1(w->offsets_all, a->experts + 1);
     TRY(ops->linear_forward(logits, h, y->router, m->stream));
-    TRY(ops->route_forward(experts, weights, logits, y->bias, valid, p->replay, m->stream));
+    bool replay = !tensor_none(p->replay);
+    if (replay) {
+        struct tensor given = tensor_rows(p->replay, y->index - m->mesh->first_layer, 1);
+        TRY(ops->copy(experts, fit2(given, Tl, k), m->stream));
+    }
+    TRY(ops->route_forward(experts, weights, logits, y->bias, valid, replay, m->stream));
     TRY(ops->dispatch(offsets, row_token, row_of, experts, m->stream));
 
     s->sent = s->received = Tl * k;
