@@ -174,7 +174,7 @@ enum status experience_create(struct experience *e, int capacity, int max_prompt
     e->rollout = calloc(n * new_row * 3, sizeof *e->rollout);
     e->reward = calloc(n * 4, sizeof *e->reward);
     e->dropped = calloc(n, sizeof *e->dropped);
-    if (moe_layers) e->experts = calloc(n * row * (size_t)moe_layers * (size_t)k, sizeof *e->experts);
+    if (moe_layers) e->experts = calloc(n * row * (size_t)moe_layers * (size_t)k + 1, sizeof *e->experts);
     if (!e->prompt || !e->draw || !e->n_prompt || !e->ids || !e->mask || !e->rollout || !e->reward || !e->dropped ||
         (moe_layers && !e->experts))
         return FAIL(ERR_MEMORY, "%d samples of %d prompt and %d new tokens", capacity, max_prompt, max_new);
@@ -228,6 +228,6 @@ enum status experience_share(struct experience *e, struct group *g, const int *o
     TRY(comm_all_reduce(g, tensor_view(e->rollout, DT_F32, PLACE_HOST, 1, n * e->max_new, 1, 1, 1), REDUCE_SUM));
     if (!e->experts) return OK;
     /* pairs of int16 travel as one int32: the other half of each sum is 0 on all ranks but one */
-    int64_t words = n * row * e->moe_layers * e->k / 2;
+    int64_t words = (n * row * e->moe_layers * e->k + 1) / 2;
     return comm_all_reduce(g, tensor_view(e->experts, DT_I32, PLACE_HOST, 1, words, 1, 1, 1), REDUCE_SUM);
 }
