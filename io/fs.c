@@ -69,7 +69,7 @@ enum status fs_free(const char *path, int64_t *bytes)
 
 enum status fs_need(const char *path, int64_t bytes)
 {
-    int64_t room;
+    int64_t room = 0;
     TRY(fs_free(path, &room));
     if (room < bytes) return FAIL(ERR_IO, "%s: %" PRId64 " bytes needed, %" PRId64 " bytes free", path, bytes, room);
     return OK;

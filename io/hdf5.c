@@ -162,7 +162,7 @@ enum status h5_transfer(struct h5file *f, int entry, const int64_t *start, const
 {
     const struct h5_entry *e = &f->entry[entry];
     hsize_t first[H5_MAX_RANK], extent[H5_MAX_RANK], flat = (hsize_t)n;
-    hid_t set;
+    hid_t set = -1;
     TRY(h5_set_open(f, entry, &set));
     for (int i = 0; i < e->rank; i++) {
         first[i] = (hsize_t)start[i];
@@ -245,7 +245,7 @@ enum status h5_write_slab(struct h5file *f, const char *name, const int64_t *sta
                           enum dtype memory, const void *data)
 {
     H5_LOCKED;
-    int entry;
+    int entry = 0;
     int64_t n;
     if (!f->write) return FAIL(ERR_INTERNAL, "%s: %s: the file is open for reading", f->path, name);
     TRY(check_slab(f, name, start, count, memory, &entry, &n));
@@ -274,7 +274,7 @@ enum status h5_read_slab(struct h5file *f, const char *name, const int64_t *star
                          enum dtype memory, void *data)
 {
     H5_LOCKED;
-    int entry;
+    int entry = 0;
     int64_t n;
     TRY(check_slab(f, name, start, count, memory, &entry, &n));
     struct h5_piece p = {.n = 0};
@@ -287,8 +287,8 @@ enum status h5_read_slab(struct h5file *f, const char *name, const int64_t *star
 enum status h5_offset(struct h5file *f, const char *name, int64_t *offset)
 {
     H5_LOCKED;
-    int entry;
-    hid_t set;
+    int entry = 0;
+    hid_t set = -1;
     TRY(h5_table_find(f, name, &entry));
     TRY(h5_set_open(f, entry, &set));
     haddr_t at = H5Dget_offset(set);

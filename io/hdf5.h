@@ -110,4 +110,10 @@ enum status h5_verify_all(struct h5file *f, int rank, int size);
 enum status h5_mark_complete(const char *path);
 /* True for a whole file that was marked complete. Otherwise status_message() has the reason. Safe on any file. */
 bool h5_is_complete(const char *path);
+
+/* Byte offset of a dataset's storage in the file, for direct access to it. */
+enum status h5_offset(struct h5file *f, const char *name, int64_t *offset);
+/* OK when every rank brings OK; a rank with a failure keeps it, the others get ERR_PEER: "what: rank 2 of 4 failed".
+ * *Collective over comm.* */
+enum status h5_agree(MPI_Comm comm, const char *what, enum status mine);
 #endif

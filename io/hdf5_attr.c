@@ -19,7 +19,7 @@ enum status h5_put(struct h5file *f, const char *object, const char *name, hid_t
                    const void *value)
 {
     hsize_t d[H5_MAX_RANK];
-    hid_t id, space, attr;
+    hid_t id = -1, space, attr;
     if (!f->write) return FAIL(ERR_INTERNAL, "%s: attribute %s: the file is open for reading", f->path, name);
     TRY(open_object(f, object, &id));
     for (int i = 0; i < rank; i++) d[i] = (hsize_t)dim[i];
@@ -83,7 +83,7 @@ static void attribute_close(struct attribute *a)
 
 static enum status attribute_open(struct h5file *f, const char *object, const char *name, struct attribute *a)
 {
-    hid_t id, space = -1;
+    hid_t id = -1, space = -1;
     *a = (struct attribute){.id = -1, .type = -1};
     TRY(open_object(f, object, &id));
     enum status s = OK;
@@ -231,7 +231,7 @@ enum status h5_attributes(struct h5file *f, const char *object, h5_attribute_fn 
 {
     H5_LOCKED;
     struct listing l = {.f = f, .object = object, .fn = fn, .ctx = ctx};
-    hid_t id;
+    hid_t id = -1;
     TRY(open_object(f, object, &id));
     herr_t failed = H5Aiterate2(id, H5_INDEX_NAME, H5_ITER_INC, NULL, visit, &l);
     H5Oclose(id);

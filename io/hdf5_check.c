@@ -126,8 +126,8 @@ static enum status check_cover(struct h5file *f, const struct h5_entry *e, struc
 enum status h5_slabs(struct h5file *f, const char *name, struct h5_slab **slabs, int64_t *n)
 {
     H5_LOCKED;
-    int entry;
-    hid_t set;
+    int entry = 0;
+    hid_t set = -1;
     uint64_t *table;
     *slabs = NULL;
     *n = 0;
@@ -185,7 +185,7 @@ enum status h5_verify(struct h5file *f, const char *name, const int64_t *start, 
                       struct h5_slab *bad)
 {
     H5_LOCKED;
-    int entry;
+    int entry = 0;
     int64_t n;
     struct h5_slab *slab;
     enum status s = OK;

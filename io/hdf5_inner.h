@@ -83,7 +83,4 @@ enum status h5_rows_store(struct h5file *f, struct h5_row *row, int64_t rows);
 /* Replaces an attribute: `rank` dims of `type`. */
 enum status h5_put(struct h5file *f, const char *object, const char *name, hid_t type, int rank, const int64_t *dim,
                    const void *value);
-
-/* Byte offset of a dataset's storage in the file, for direct access. */
-enum status h5_offset(struct h5file *f, const char *name, int64_t *offset);
 #endif

@@ -99,17 +99,16 @@ enum status h5_open_serial(struct h5file **f, const char *path, bool write)
     return s;
 }
 
-/* OK when all ranks bring OK; who brings a failure keeps it. */
-static enum status agree(MPI_Comm comm, const char *path, enum status mine)
+enum status h5_agree(MPI_Comm comm, const char *what, enum status mine)
 {
     int rank, size, first;
     MPI_Comm_rank(comm, &rank);
     MPI_Comm_size(comm, &size);
     int failed = mine ? rank : size;
     if (MPI_Allreduce(&failed, &first, 1, MPI_INT, MPI_MIN, comm) != MPI_SUCCESS)
-        return mine ? mine : FAIL(ERR_COMM, "%s: the ranks of the file cannot agree", path);
+        return mine ? mine : FAIL(ERR_COMM, "%s: the ranks cannot agree", what);
     if (mine || first == size) return mine;
-    return FAIL(ERR_PEER, "%s: rank %d of the %d that share the file failed", path, first, size);
+    return FAIL(ERR_PEER, "%s: rank %d of %d failed", what, first, size);
 }
 
 /* Rank 0 reads the table of contents once, for all. */
@@ -120,7 +119,7 @@ static enum status share_table(struct h5file *f, const char *path)
     enum status s = OK;
     struct h5file *first = NULL;
     if (rank == 0) s = h5_open_serial(&first, path, false);
-    TRY(agree(f->comm, path, s));
+    TRY(h5_agree(f->comm, path, s));
     if (first) f->entries = first->entries;
     MPI_Bcast(&f->entries, 1, MPI_INT, 0, f->comm);
     int64_t bytes = (int64_t)f->entries * (int64_t)sizeof *f->entry;
@@ -132,7 +131,7 @@ static enum status share_table(struct h5file *f, const char *path)
         f->entry = malloc(bytes ? (size_t)bytes : 1);
         if (!f->entry) s = FAIL(ERR_MEMORY, "%s: table of %d datasets", path, f->entries);
     }
-    TRY(agree(f->comm, path, s));
+    TRY(h5_agree(f->comm, path, s));
     for (int64_t at = 0; at < bytes;) {
         int n = bytes - at > INT_MAX ? INT_MAX : (int)(bytes - at);
         MPI_Bcast((char *)f->entry + at, n, MPI_BYTE, 0, f->comm);
@@ -149,11 +148,11 @@ static enum status open_mpio(struct h5file *f)
     if (list < 0 || f->transfer < 0 || H5Pset_fapl_mpio(list, f->comm, MPI_INFO_NULL) < 0 ||
         H5Pset_dxpl_mpio(f->transfer, H5FD_MPIO_INDEPENDENT) < 0)
         s = H5_FAIL(ERR_IO, f->path, "access through MPI-IO");
-    s = agree(f->comm, f->path, s);
+    s = h5_agree(f->comm, f->path, s);
     if (!s) {
         f->file = H5Fopen(f->path, f->write ? H5F_ACC_RDWR : H5F_ACC_RDONLY, list);
         if (f->file < 0) s = H5_FAIL(ERR_IO, f->path, "cannot open through MPI-IO");
-        s = agree(f->comm, f->path, s);
+        s = h5_agree(f->comm, f->path, s);
     }
     if (list >= 0) H5Pclose(list);
     return s;
@@ -162,7 +161,7 @@ static enum status open_mpio(struct h5file *f)
 enum status h5_open_parallel(struct h5file **f, MPI_Comm comm, const char *path, bool write)
 {
     H5_LOCKED;
-    TRY(agree(comm, path, file_new(f, path, write)));
+    TRY(h5_agree(comm, path, file_new(f, path, write)));
     (*f)->parallel = true;
     enum status s = OK;
     if (MPI_Comm_dup(comm, &(*f)->comm) != MPI_SUCCESS) {
@@ -191,7 +190,7 @@ static enum status gather_rows(struct h5file *f, struct h5_row **all, int64_t *t
     *all = NULL;
     if (mine < 0) s = FAIL(ERR_INTERNAL, "%s: checksums of %" PRId64 " slabs", f->path, f->rows);
     if (!count) s = FAIL(ERR_MEMORY, "%s: counts of %d ranks", f->path, size);
-    TRY_GOTO(s, done, agree(f->comm, f->path, s));
+    TRY_GOTO(s, done, h5_agree(f->comm, f->path, s));
     at = count + size;
     MPI_Gather(&mine, 1, MPI_INT, count, 1, MPI_INT, 0, f->comm);
     if (rank == 0) {
@@ -202,7 +201,7 @@ static enum status gather_rows(struct h5file *f, struct h5_row **all, int64_t *t
         *all = malloc(sum ? (size_t)sum : 1);
         if (!*all) s = FAIL(ERR_MEMORY, "%s: checksums of %" PRId64 " bytes", f->path, sum);
     }
-    TRY_GOTO(s, done, agree(f->comm, f->path, s));
+    TRY_GOTO(s, done, h5_agree(f->comm, f->path, s));
     MPI_Gatherv(f->row, mine, MPI_BYTE, *all, count, at, MPI_BYTE, 0, f->comm);
     *total = sum / (int64_t)sizeof **all;
 done:
@@ -227,15 +226,15 @@ static enum status close_parallel(struct h5file *f, enum status s)
     int64_t total = 0;
     int rank;
     MPI_Comm_rank(f->comm, &rank);
-    s = agree(f->comm, f->path, s);
+    s = h5_agree(f->comm, f->path, s);
     if (!s && f->write && H5Fflush(f->file, H5F_SCOPE_GLOBAL) < 0) s = H5_FAIL(ERR_IO, f->path, "cannot flush");
     if (!close_handles(f) && !s) s = H5_FAIL(ERR_IO, f->path, "cannot close");
     H5Eclear2(H5E_DEFAULT);
-    s = agree(f->comm, f->path, s);
+    s = h5_agree(f->comm, f->path, s);
     if (!s && f->write) {
         s = gather_rows(f, &all, &total);
         if (!s && rank == 0) s = store_and_sync(f->path, all, total);
-        s = agree(f->comm, f->path, s);
+        s = h5_agree(f->comm, f->path, s);
         free(all);
     }
     MPI_Comm_free(&f->comm);

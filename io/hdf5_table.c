@@ -266,7 +266,7 @@ enum status h5_list(const struct h5file *f, h5_list_fn fn, void *ctx)
 
 enum status h5_find(const struct h5file *f, const char *name, struct h5_dataset *d)
 {
-    int entry;
+    int entry = 0;
     TRY(h5_table_find(f, name, &entry));
     *d = dataset_of(&f->entry[entry]);
     return OK;
