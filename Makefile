@@ -11,7 +11,7 @@ CPU   ?= native
 pkg = $(shell pkg-config $(1) $(2) 2>/dev/null || echo $(3))
 LIBS := hdf5-openmpi yaml-0.1 jansson libpcre2-8
 # maybe-uninitialized: gcc does not see that TRY() returns before a value that a failed call left unset is used
-CFLAGS  := -std=c11 -D_GNU_SOURCE -O3 -g -march=$(CPU) -fopenmp -fno-math-errno -fno-trapping-math \
+CFLAGS  := -std=c11 -D_GNU_SOURCE -O3 -g -march=$(CPU) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast \
            -Wall -Wextra -Werror -Wno-unknown-pragmas -Wno-maybe-uninitialized \
            -Isrc -Ikernels -Iio $(call pkg,--cflags,$(LIBS)) $(call pkg,--cflags,openblas) $(PFX_CFLAGS)
 LDLIBS  := $(PFX_LDFLAGS) $(call pkg,--libs,$(LIBS)) $(call pkg,--libs,openblas,-lopenblas) -lpthread -lm
