@@ -121,6 +121,25 @@ enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *
     return OK;
 }
 
+enum status mesh_plan(struct mesh *m, struct mesh_shape s, const struct arch *a, int world, int rank)
+{
+    TRY(mesh_check(&s, a, world));
+    if (rank < 0 || rank >= world) return FAIL(ERR_INTERNAL, "rank %d of %d planned ranks", rank, world);
+    *m = (struct mesh){.tp = s.tp, .pp = s.pp, .ep = s.ep, .dp = s.dp};
+    stages(m, &s, a->layers);
+    coordinates(m, a, rank);
+    int plane = m->tp * m->dp, p = rank % plane, kv_ranks = m->tp > a->kv_heads ? m->tp / a->kv_heads : 1;
+    struct { struct group *g; int rank, size; const char *name; } group[] = {
+        {&m->world, rank, world, "world"}, {&m->tp_group, m->tp_rank, m->tp, "tp"},
+        {&m->pp_group, m->pp_rank, m->pp, "pp"}, {&m->dp_group, m->dp_rank, m->dp, "dp"}, {&m->plane, p, plane, "plane"},
+        {&m->kv_group, m->dp_rank * kv_ranks + m->tp_rank % kv_ranks, m->dp * kv_ranks, "kv"},
+        {&m->ep_group, m->ep_rank, m->ep, "ep"}, {&m->edp_group, p / m->ep, plane / m->ep, "edp"}};
+    for (size_t i = 0; i < sizeof group / sizeof *group; i++)
+        *group[i].g = (struct group){.comm = MPI_COMM_NULL, .watch = MPI_COMM_NULL, .rank = group[i].rank,
+                                     .size = group[i].size, .name = group[i].name};
+    return OK;
+}
+
 enum status mesh_single(struct mesh *m, const struct arch *a)
 {
     *m = (struct mesh){.tp = 1, .pp = 1, .ep = 1, .dp = 1};

@@ -33,6 +33,9 @@ struct mesh_shape {
 enum status mesh_check(struct mesh_shape *s, const struct arch *a, int world);
 /* Builds the groups. *Collective over all ranks.* */
 enum status mesh_create(struct mesh *m, struct mesh_shape s, const struct arch *a);
+/* The mesh as rank `rank` of `world` would see it, groups with size and rank but without communicators: for planning. Owns
+ * nothing; not for mesh_destroy(). */
+enum status mesh_plan(struct mesh *m, struct mesh_shape s, const struct arch *a, int world, int rank);
 /* A mesh of this rank alone: score, generate and tools. */
 enum status mesh_single(struct mesh *m, const struct arch *a);
 void mesh_destroy(struct mesh *m);
