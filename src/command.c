@@ -5,6 +5,7 @@
 #include "export.h"
 #include "generate.h"
 #include "init.h"
+#include "plan.h"
 #include "report.h"
 #include "score.h"
 #include "trainer.h"
@@ -18,6 +19,7 @@ const struct command commands[] = {
     {"score", command_score, "log-probs, logits, selections and gradients of given tokens"},
     {"generate", command_generate, "prompts in, JSON lines out"},
     {"export", command_export, "HDF5 checkpoint -> release safetensors"},
+    {"plan", command_plan, "memory, disk, traffic and time of a run, without the machine"},
     {"report", command_report, "curves of a run as a picture and text"},
 };
 const int n_commands = sizeof commands / sizeof *commands;
