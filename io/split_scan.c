@@ -1,6 +1,6 @@
-/* The ASCII scanner of three well-known patterns. Each function below is one alternative of a pattern and returns the end
- * of its match, 0 for no match, or UNSURE where the answer hangs on a character that is not ASCII. That the scanner and
- * the regular expression agree is tested on random text. */
+/* The ASCII scanner of three well-known patterns. Each function below is one alternative of a pattern and returns the
+ * end of its match, 0 for no match, or UNSURE where the answer hangs on a character that is not ASCII. That the scanner
+ * and the regular expression agree is tested on random text. */
 #include "split.h"
 
 #include <string.h>

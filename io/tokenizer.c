@@ -119,7 +119,7 @@ bool bytelevel_decode(const char *s, char *out, size_t *n)
         uint32_t code;
         int step = utf8_step(s, len, &code);
         if (step < 0) return false;
-        bool prints = (code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xac) || (code >= 0xae && code <= 0xff);
+        bool prints = (code >= 0x21 && code <= 0x7e) || (code >= 0xa1 && code <= 0xff && code != 0xad);
         if (code >= 0x100 && code < 0x100 + 33) code -= 0x100;                  /* 0x00 .. 0x20 */
         else if (code >= 0x121 && code < 0x121 + 34) code = code - 0x121 + 0x7f; /* 0x7f .. 0xa0 */
         else if (code == 0x143) code = 0xad;

@@ -1,6 +1,6 @@
-/* Byte-level BPE tokenizers as Hugging Face stores them (tokenizer.json): model BPE; pre_tokenizer ByteLevel with its own
- * regular expression, or a Sequence of Split (Isolated) and ByteLevel; added tokens. Any other component, and any option
- * that would change ids, is refused by its name.
+/* Byte-level BPE tokenizers as Hugging Face stores them (tokenizer.json): model BPE; pre_tokenizer ByteLevel with its
+ * own regular expression, or a Sequence of Split (Isolated) and ByteLevel; added tokens. Any other component, and any
+ * option that would change ids, is refused by its name.
  *
  * A tokenizer is immutable: any number of threads may use one at the same time. */
 #ifndef TOKENIZER_H
@@ -11,8 +11,8 @@
 struct tokenizer;
 
 /* Reads a file, or `len` bytes of JSON that messages call `origin`. Owned by the caller. ERR_IO; ERR_FORMAT with file
- * and reason: JSON that is broken, a component that is not supported, two tokens with one id, a merge of unknown tokens,
- * a byte without a token. */
+ * and reason: JSON that is broken, a component that is not supported, two tokens with one id, a merge of unknown
+ * tokens, a byte without a token. */
 enum status tokenizer_open(struct tokenizer **t, const char *path);
 enum status tokenizer_parse(struct tokenizer **t, const char *json, size_t len, const char *origin);
 /* Frees and sets *t to NULL; NULL is fine. */

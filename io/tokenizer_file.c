@@ -159,7 +159,7 @@ static enum status add_word(struct file *f, const char *name, int32_t id)
     enum token_kind kind = bytelevel_decode(name, bytes, &n) ? TOKEN_BYTES : TOKEN_RAW;
     if (kind == TOKEN_RAW) memcpy(bytes, name, n = len);
     enum status s = set_token(f, id, name, kind, bytes, n);
-    if (!s) t->table[tokenizer_slot(t, kind, bytes, n)] = id; /* free: spellings of one kind differ, so do their bytes */
+    if (!s) t->table[tokenizer_slot(t, kind, bytes, n)] = id; /* free: no two spellings are alike */
     free(bytes);
     return s;
 }
@@ -213,7 +213,8 @@ static enum status read_added_token(struct file *f, const json_t *item, size_t i
     struct tokenizer *t = f->t;
     const char *content = NULL;
     bool special = false, normalized = false;
-    if (!json_is_object(item)) return FAIL(ERR_FORMAT, "%s: added_tokens[%zu] is %s", f->origin, i, json_type_name(item));
+    if (!json_is_object(item))
+        return FAIL(ERR_FORMAT, "%s: added_tokens[%zu] is %s", f->origin, i, json_type_name(item));
     TRY(json_need_string(item, "content", &content, f->origin));
     if (!*content) return FAIL(ERR_FORMAT, "%s: added_tokens[%zu] is empty", f->origin, i);
     for (int k = 0; k < 3; k++) TRY(must_be_off(f, item, content, unsupported[k]));

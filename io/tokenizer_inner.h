@@ -58,7 +58,7 @@ int32_t tokenizer_find(const struct tokenizer *t, enum token_kind kind, const ch
 /* The slot of tokenizer.table that holds it or may take it. */
 size_t tokenizer_slot(const struct tokenizer *t, enum token_kind kind, const char *bytes, size_t n);
 
-/* The bytes behind a spelling of the byte-level alphabet: bytes that print stand for themselves (as Latin-1), the others
- * for U+0100 and on. False when a character is outside the alphabet. `out` has room for strlen(s). */
+/* The bytes behind a spelling of the byte-level alphabet: bytes that print stand for themselves (as Latin-1), the
+ * others are U+0100 and on. False when a character is outside the alphabet. `out` has room for strlen(s). */
 bool bytelevel_decode(const char *s, char *out, size_t *n);
 #endif

@@ -1,8 +1,8 @@
 /* tokenizer_vectors TOKENIZER.json VECTORS.json: encodes the text of each vector and decodes its ids, prints every
  * difference with both values and ends with `N passed, N failed`; exit status 1 when one failed, 2 when a file is bad.
  *   VECTORS.json: [{"text", "ids", "decoded", "decoded_skip"}, ...]; the last two may be absent.
- * tokenizer_vectors TOKENIZER.json --roundtrip FILE.jsonl: encodes every string in the lines of FILE and wants it back.
- * tokenizer_vectors TOKENIZER.json --bench FILE.jsonl: MB/s of encoding those strings, over and over for two seconds. */
+ * tokenizer_vectors TOKENIZER.json --roundtrip FILE.jsonl: encodes every string of the lines and wants it back.
+ * tokenizer_vectors TOKENIZER.json --bench FILE.jsonl: MB/s of encoding those strings, again and again for 2 s. */
 #include "json.h"
 #include "tokenizer.h"
 
@@ -56,12 +56,13 @@ static bool check_decoded(const struct run *r, size_t i, const json_t *vector, c
     for (size_t k = 0; k < json_array_size(list) && !s; k++)
         s = ids_push(&ids, (int32_t)json_integer_value(json_array_get(list, k)));
     if (!s) s = tokenizer_decode(r->t, ids.id, ids.n, skip, &text);
-    bool same = !s && text.n == json_string_length(want) && (!text.n || !memcmp(text.data, json_string_value(want), text.n));
+    size_t n = json_string_length(want);
+    bool same = !s && text.n == n && (!n || !memcmp(text.data, json_string_value(want), n));
     if (s) printf("vector %zu: %s\n", i, status_message());
     if (!s && !same) {
         printf("vector %zu: %s differs\n", i, key);
         print_text("got     ", text.data ? text.data : "", text.n);
-        print_text("expected", json_string_value(want), json_string_length(want));
+        print_text("expected", json_string_value(want), n);
     }
     ids_free(&ids);
     text_free(&text);
@@ -89,11 +90,11 @@ static bool check_ids(const struct run *r, size_t i, const json_t *vector)
     return same;
 }
 
-/* Bit-and: all three are checked and printed. */
 static void check_vector(struct run *r, size_t i, const json_t *vector)
 {
-    bool ok = check_ids(r, i, vector) & check_decoded(r, i, vector, "decoded", false) &
-              check_decoded(r, i, vector, "decoded_skip", true);
+    bool ok = check_ids(r, i, vector);
+    ok = check_decoded(r, i, vector, "decoded", false) && ok;
+    ok = check_decoded(r, i, vector, "decoded_skip", true) && ok;
     if (ok) r->passed++;
     else r->failed++;
 }
@@ -205,7 +206,8 @@ int main(int argc, char **argv)
     struct run r = {0};
     bool bench = argc == 4 && !strcmp(argv[2], "--bench"), trip = argc == 4 && !strcmp(argv[2], "--roundtrip");
     if (argc != 3 && !bench && !trip) {
-        fprintf(stderr, "usage: %s TOKENIZER.json (VECTORS.json | --roundtrip FILE.jsonl | --bench FILE.jsonl)\n", argv[0]);
+        fprintf(stderr, "usage: %s TOKENIZER.json (VECTORS.json | --roundtrip FILE.jsonl | --bench FILE.jsonl)\n",
+                argv[0]);
         return 2;
     }
     enum status s = tokenizer_open(&r.t, argv[1]);
