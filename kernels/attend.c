@@ -118,26 +118,22 @@ static void tile_backward(const struct attend_args *a, const struct attend_space
     for (int64_t from = 0; from <= last; from += z->keys) {
         struct attend_picked p = attend_pick(w, z, u, from);
         if (p.n == 0) continue;
-        int64_t ldk, ldv, rows = p.n * G, lds = z->keys;
-        const float *k = keys_load(&u->k, u->head, D, from, p.nk, w->k, &ldk);
-        const float *v = keys_load(&u->v, u->head, D, from, p.nk, w->v, &ldv);
+        int64_t ldk, rows = p.n * G, lds = z->lds;
         const float *q = attend_gather(w->picked_q, w->q, w, z, p);
         const float *d_o = attend_gather(w->picked_d_o, w->d_o, w, z, p);
-        attend_scores(rows, p.nk, D, q, k, ldk, w->s, lds);
-        attend_scores(rows, p.nk, D, d_o, v, ldv, w->dp, lds);
+        attend_scores(w, &u->k, u->head, from, rows, p.nk, D, q, w->s, lds);
+        attend_scores(w, &u->v, u->head, from, rows, p.nk, D, d_o, w->dp, lds);
         for (int64_t r = 0; r < rows; r++) {
             int64_t query = attend_query(w, p, r / G), row = query * G + r % G;
             int64_t n = attend_mask(w->s + r * lds, w, z, u, query, from, p.nk);
             softmax_backward(w->s + r * lds, w->dp + r * lds, n, p.nk, w->lse[row], w->delta[row]);
         }
-        cpu_gemm(true, false, p.nk, D, rows, 1, w->s, lds, d_o, D, 1, w->dv + from * D, D);
-        cpu_gemm(true, false, p.nk, D, rows, 1, w->dp, lds, q, D, 1, w->dk + from * D, D);
-        if (p.run >= 0) attend_values(rows, p.nk, D, w->dp, lds, k, ldk, w->dq + p.run * G * D);
-        else {
-            memset(w->picked_dq, 0, (size_t)(rows * D) * sizeof(float));
-            attend_values(rows, p.nk, D, w->dp, lds, k, ldk, w->picked_dq);
-            attend_scatter_add(w->dq, w->picked_dq, w, z, p);
-        }
+        cpu_mix(p.nk, D, rows, w->s, 1, lds, d_o, D, w->dv + from * D, D, true);
+        cpu_mix(p.nk, D, rows, w->dp, 1, lds, q, D, w->dk + from * D, D, true);
+        const float *k = keys_load(&u->k, u->head, D, from, p.nk, w->rows, &ldk);
+        float *dq = p.run >= 0 ? w->dq + p.run * G * D : w->picked_dq;
+        cpu_mix(rows, D, p.nk, w->dp, lds, 1, k, ldk, dq, D, p.run >= 0);
+        attend_scatter_add(w->dq, w->picked_dq, w, z, p);
     }
     for (int64_t i = 0; i < u->n * G * D; i++) w->dq[i] *= z->scale;
     attend_unpack(a->dq, w->dq, z, u);

@@ -57,16 +57,16 @@ struct attend_picked attend_pick(const struct attend_space *w, const struct atte
 int64_t attend_mask(float *s, const struct attend_space *w, const struct attend_shape *z, const struct attend_tile *u,
                     int64_t query, int64_t from, int64_t nk)
 {
-    int64_t n = visible(position(u, query), from, nk);
-    if (!u->sel) return n;
-    uint64_t mask = w->mask[query];
-    for (int64_t key = 0; key < n; mask >>= 1) {
+    int64_t n = visible(position(u, query), from, nk), whole = cpu_min(nk, (n + 7) / 8 * 8);
+    for (int64_t key = n; key < whole; key++) s[key] = -INFINITY;
+    uint64_t mask = u->sel ? w->mask[query] : 0;
+    for (int64_t key = 0; u->sel && key < n; mask >>= 1) {
         int64_t end = cpu_min(n, ((from + key) / z->block + 1) * z->block - from);
         if (mask & 1) key = end;
         else
             for (; key < end; key++) s[key] = -INFINITY;
     }
-    return n;
+    return whole;
 }
 
 float *attend_gather(float *into, float *b, const struct attend_space *w, const struct attend_shape *z,

@@ -4,7 +4,8 @@
 #include <math.h>
 #include <string.h>
 
-enum { TILE_ROWS = 128, TILE_KEYS = 128, FEW_ROWS = 16 };
+enum { TILE_ROWS = 128, TILE_KEYS = 128, FEW_ROWS = 4 /* up to here turning the keys costs more than it saves */,
+       PAD = 16 /* floats: rows of a buffer at multiples of 512 bytes would share few sets of the L1 cache */ };
 
 enum status check_sequences(const char *op, struct tensor cu_seqlens, int64_t T, int64_t max_seqlen)
 {
@@ -18,17 +19,30 @@ enum status check_sequences(const char *op, struct tensor cu_seqlens, int64_t T,
     return OK;
 }
 
+/* Where token `from` lies, and how many of the n from there on lie in consecutive rows. */
+static int64_t keys_run(const struct keys *k, int64_t from, int64_t n, int64_t *run)
+{
+    *run = n;
+    if (!k->pages) return k->first + from;
+    int64_t p = from / k->page, end = (p + 1) * k->page;
+    for (; end < from + n && k->pages[end / k->page] == k->pages[end / k->page - 1] + 1; end += k->page) {}
+    *run = cpu_min(n, end - from);
+    return k->pages[p] * k->page + from % k->page;
+}
+
 const float *keys_load(const struct keys *k, int64_t head, int64_t D, int64_t from, int64_t n, float *buf, int64_t *ld)
 {
-    int64_t row = k->pages ? k->pages[from / k->page] * k->page + from % k->page : k->first + from;
-    bool whole = !k->pages || from / k->page == (from + n - 1) / k->page;
+    int64_t run, row = keys_run(k, from, n, &run);
     *ld = k->t.ld;
-    if (whole && k->t.dtype == DT_F32) return (const float *)k->t.data + row * k->t.ld + head * D;
+    if (run == n && k->t.dtype == DT_F32) return (const float *)k->t.data + row * k->t.ld + head * D;
     *ld = D;
-    for (int64_t i = 0; i < n; i++) {
-        if (k->pages && i && (from + i) % k->page == 0) row = k->pages[(from + i) / k->page] * k->page - i;
-        const float *in = cpu_load(k->t, (row + i) * k->t.ld + head * D, D, buf + i * D);
-        if (in != buf + i * D) memcpy(buf + i * D, in, (size_t)D * sizeof *buf);
+    for (int64_t done = 0; done < n; done += run) {
+        row = keys_run(k, from + done, n - done, &run);
+        for (int64_t i = 0; i < run; i++) {
+            float *out = buf + (done + i) * D;
+            const float *in = cpu_load(k->t, (row + i) * k->t.ld + head * D, D, out);
+            if (in != out) memcpy(out, in, (size_t)D * sizeof *out);
+        }
     }
     return buf;
 }
@@ -41,6 +55,7 @@ struct attend_shape attend_shape_of(int64_t H, int64_t K, int64_t D, int64_t max
     z.queries = cpu_max(1, TILE_ROWS / z.G);
     z.R = z.queries * z.G;
     z.keys = z.slots ? cpu_min(TILE_KEYS, 32 * (int64_t)block) : TILE_KEYS; /* the blocks of a tile fit a mask */
+    z.lds = z.keys + PAD;
     return z;
 }
 
@@ -54,15 +69,15 @@ static void *take(char *base, size_t *used, int64_t n, size_t size)
 size_t attend_carve(struct attend_space *w, char *base, const struct attend_shape *z, bool backward)
 {
     size_t used = 0, f = sizeof(float);
-    int64_t RD = z->R * z->D, KD = z->keys * z->D, RK = z->R * z->keys;
+    int64_t RD = z->R * z->D, KD = z->keys * z->D, RK = z->R * z->lds;
     *w = (struct attend_space){0};
     w->q = take(base, &used, RD, f);
     w->o = take(base, &used, RD, f);
     w->s = take(base, &used, RK, f);
     w->top = take(base, &used, z->R, f);
     w->sum = take(base, &used, z->R, f);
-    w->k = take(base, &used, KD, f);
-    w->v = take(base, &used, KD, f);
+    w->rows = take(base, &used, KD, f);
+    w->turned = take(base, &used, (z->keys + PAD) * z->D, f);
     w->picked_q = take(base, &used, RD, f);
     w->picked_o = take(base, &used, RD, f);
     w->mask = take(base, &used, z->queries, sizeof *w->mask);
@@ -100,20 +115,21 @@ void attend_unpack(struct tensor t, const float *in, const struct attend_shape *
     }
 }
 
-void attend_scores(int64_t M, int64_t N, int64_t D, const float *q, const float *k, int64_t ldk, float *s, int64_t lds)
+void attend_scores(const struct attend_space *w, const struct keys *k, int64_t head, int64_t from, int64_t M, int64_t N,
+                   int64_t D, const float *q, float *s, int64_t lds)
 {
-    if (M <= FEW_ROWS) cpu_dots(M, N, D, q, D, k, ldk, s, lds);
-    else cpu_gemm(false, true, M, N, D, 1, q, D, k, ldk, 0, s, lds);
-}
-
-void attend_values(int64_t M, int64_t N, int64_t D, const float *s, int64_t lds, const float *v, int64_t ldv, float *o)
-{
-    if (M <= FEW_ROWS) cpu_mix(M, D, N, s, lds, v, ldv, o, D);
-    else cpu_gemm(false, false, M, D, N, 1, s, lds, v, ldv, 1, o, D);
+    int64_t ld, wide = (N + 7) / 8 * 8, turned = wide + PAD;
+    const float *rows = keys_load(k, head, D, from, N, w->rows, &ld);
+    if (M <= FEW_ROWS) {
+        cpu_dots(M, N, D, q, D, rows, ld, s, lds);
+        return;
+    }
+    cpu_transpose(w->turned, turned, rows, ld, N, D);
+    cpu_mix(M, wide, D, q, D, 1, w->turned, turned, s, lds, false);
 }
 
 /* One row's step of the online softmax over n of nk scores: s becomes exp(s - maximum), 0 from n on; returns what
- * everything gathered before is to be multiplied by. */
+ * everything gathered before is to be multiplied by. n is a multiple of 8 or nk. */
 static float softmax_step(float *s, int64_t n, int64_t nk, float *top, float *sum)
 {
     float most = cpu_largest(s, n), total = 0;
@@ -141,26 +157,23 @@ void attend_tile_forward(const struct attend_space *w, const struct attend_shape
     for (int64_t from = 0; from <= last; from += z->keys) {
         struct attend_picked p = attend_pick(w, z, u, from);
         if (p.n == 0) continue;
-        int64_t ldk, ldv;
-        const float *k = keys_load(&u->k, u->head, D, from, p.nk, w->k, &ldk);
-        const float *v = keys_load(&u->v, u->head, D, from, p.nk, w->v, &ldv);
-        attend_scores(p.n * G, p.nk, D, attend_gather(w->picked_q, w->q, w, z, p), k, ldk, w->s, z->keys);
+        const float *picked = attend_gather(w->picked_q, w->q, w, z, p);
+        attend_scores(w, &u->k, u->head, from, p.n * G, p.nk, D, picked, w->s, z->lds);
         for (int64_t i = 0; i < p.n; i++) {
             int64_t query = attend_query(w, p, i);
             for (int64_t g = 0; g < G; g++) {
-                float *s = w->s + (i * G + g) * z->keys, *o = w->o + (query * G + g) * D;
+                float *s = w->s + (i * G + g) * z->lds, *o = w->o + (query * G + g) * D;
                 int64_t n = attend_mask(s, w, z, u, query, from, p.nk), r = query * G + g;
                 float keep = softmax_step(s, n, p.nk, &w->top[r], &w->sum[r]);
                 if (keep != 1)
                     for (int64_t c = 0; c < D; c++) o[c] *= keep;
             }
         }
-        if (p.run >= 0) attend_values(p.n * G, p.nk, D, w->s, z->keys, v, ldv, w->o + p.run * G * D);
-        else {
-            memset(w->picked_o, 0, (size_t)(p.n * G * D) * sizeof(float));
-            attend_values(p.n * G, p.nk, D, w->s, z->keys, v, ldv, w->picked_o);
-            attend_scatter_add(w->o, w->picked_o, w, z, p);
-        }
+        int64_t ldv;
+        const float *v = keys_load(&u->v, u->head, D, from, p.nk, w->rows, &ldv);
+        float *o = p.run >= 0 ? w->o + p.run * G * D : w->picked_o;
+        cpu_mix(p.n * G, D, p.nk, w->s, z->lds, 1, v, ldv, o, D, p.run >= 0);
+        attend_scatter_add(w->o, w->picked_o, w, z, p);
     }
 }
 

@@ -30,6 +30,7 @@ const float *keys_load(const struct keys *k, int64_t head, int64_t D, int64_t fr
 struct attend_shape {
     int64_t H, K, G, D;
     int64_t queries, keys, R; /* of a tile */
+    int64_t lds;              /* distance of the rows of s and dp */
     int64_t max_len;          /* tokens of the longest sequence */
     int64_t block, slots;     /* slots 0: dense */
     float scale;
@@ -39,15 +40,15 @@ struct attend_shape attend_shape_of(int64_t H, int64_t K, int64_t D, int64_t max
 
 /* A thread's memory. */
 struct attend_space {
-    float *q, *o, *s;               /* [R, D] [R, D] [R, keys] */
+    float *q, *o, *s;               /* [R, D] [R, D] [R, lds] */
     float *top, *sum;               /* [R] running maximum and sum */
-    float *k, *v;                   /* [keys, D] for keys_load */
+    float *rows, *turned;           /* [keys, D] for keys_load, [D, keys + 16] of a product */
     float *picked_q, *picked_o;     /* [R, D] */
     uint64_t *mask;                 /* [queries] selected blocks of the key tile, bit 0 its first */
     int32_t *pick;                  /* [queries] queries that take part in it */
     uint8_t *touched;               /* [key tiles] */
     /* backward */
-    float *d_o, *dq, *dp;           /* [R, D] [R, D] [R, keys] */
+    float *d_o, *dq, *dp;           /* [R, D] [R, D] [R, lds] */
     float *picked_d_o, *picked_dq;  /* [R, D] */
     float *delta, *lse;             /* [R] */
     float *dk, *dv;                 /* [max_len, D] */
@@ -78,8 +79,8 @@ struct attend_picked {
 void attend_touch(const struct attend_space *w, const struct attend_shape *z, const struct attend_tile *u);
 struct attend_picked attend_pick(const struct attend_space *w, const struct attend_shape *z,
                                  const struct attend_tile *u, int64_t from);
-/* -inf over what row s of picked query i may not see, causally or by selection; returns how many keys may be looked at
- * (those after are to be taken as 0). */
+/* -inf over what row s of a picked query may not see, causally or by selection; returns how many keys are to be looked
+ * at, rounded up to whole vectors (those after are to be taken as 0). */
 int64_t attend_mask(float *s, const struct attend_space *w, const struct attend_shape *z, const struct attend_tile *u,
                     int64_t query, int64_t from, int64_t nk);
 /* Query rows of buffer b [n * G, D] that were picked: in place when they are a run, else gathered into `into`. */
@@ -93,9 +94,9 @@ static inline int64_t attend_query(const struct attend_space *w, struct attend_p
 void attend_scatter_add(float *b, const float *from, const struct attend_space *w, const struct attend_shape *z,
                         struct attend_picked p);
 
-/* s [M, N] = q k^T, and o [M, D] += s v. */
-void attend_scores(int64_t M, int64_t N, int64_t D, const float *q, const float *k, int64_t ldk, float *s, int64_t lds);
-void attend_values(int64_t M, int64_t N, int64_t D, const float *s, int64_t lds, const float *v, int64_t ldv, float *o);
+/* s [M, N] = q k^T over N tokens of one head from token `from`; N rounded up to 8 columns are written. */
+void attend_scores(const struct attend_space *w, const struct keys *k, int64_t head, int64_t from, int64_t M, int64_t N,
+                   int64_t D, const float *q, float *s, int64_t lds);
 
 /* Forward of one tile: w->o holds the outputs, w->top and w->sum the softmax' maximum and sum. */
 void attend_tile_forward(const struct attend_space *w, const struct attend_shape *z, const struct attend_tile *u,

@@ -49,31 +49,26 @@ static inline int64_t cpu_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t cpu_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* ---- functions ---- */
-/* e^x within 1.5 ulp; below the smallest normal number 0, above the largest inf, NaN stays NaN. Loops over it
- * vectorise: no branch, no table. e^x = 2^n e^r with n = round(x / ln 2) and a polynomial for |r| <= ln 2 / 2. */
+/* e^x within 1.5 ulp; 0 where it is below the smallest normal number, inf from 88.38 on, NaN stays NaN. Loops over it
+ * vectorise: no branch, no table. e^x = 2^n e^r with n = round(x / ln 2), |r| <= ln 2 / 2, and
+ * e^r = 1 + r + r^2 P(r), P the polynomial that meets (e^r - 1 - r) / r^2 at five Chebyshev points. */
 static inline float cpu_exp(float x)
 {
     const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer in the low bits */
-    float c = x < 89.0f ? x : 89.0f;
-    c = c > -88.0f ? c : -88.0f;
-    union { float f; int32_t i; } n = {c * 1.44269504088896341f + magic};
+    float c = x > 88.5f ? 88.5f : x; /* these pass NaN on */
+    c = c < -87.3365448f ? -87.3365448f : c;
+    union { float f; uint32_t u; } n = {__builtin_fmaf(c, 1.44269504088896341f, magic)};
     float k = n.f - magic;
     float r = __builtin_fmaf(k, -0.693145751953125f, c);
     r = __builtin_fmaf(k, -1.42860682030941723e-6f, r);
-    float p = 1.0f / 5040;
-    p = __builtin_fmaf(p, r, 1.0f / 720);
-    p = __builtin_fmaf(p, r, 1.0f / 120);
-    p = __builtin_fmaf(p, r, 1.0f / 24);
-    p = __builtin_fmaf(p, r, 1.0f / 6);
+    float p = 1.3926213466332444e-3f;
+    p = __builtin_fmaf(p, r, 8.363202971575855e-3f);
+    p = __builtin_fmaf(p, r, 4.166655443768594e-2f);
+    p = __builtin_fmaf(p, r, 1.6666576845993977e-1f);
     p = __builtin_fmaf(p, r, 0.5f);
-    p = __builtin_fmaf(p, r, 1.0f);
-    p = __builtin_fmaf(p, r, 1.0f);
-    /* 2^n in two factors, so that n = 128 does not overflow before the product does. */
-    int32_t e = n.i - 0x4b400000, half = e >> 1;
-    union { int32_t i; float f; } a = {(half + 127) << 23}, b = {(e - half + 127) << 23};
-    float y = p * a.f * b.f;
-    y = x > -87.3365448f ? y : 0.0f;
-    return x != x ? x : y;
+    p = __builtin_fmaf(p, r * r, r) + 1.0f;
+    union { uint32_t u; float f; } scale = {(n.u - 0x4b400000u + 127u) << 23};
+    return x < -87.3365448f ? 0.0f : p * scale.f;
 }
 
 static inline float cpu_sigmoid(float x) { return 1.0f / (1.0f + cpu_exp(-x)); }
@@ -115,30 +110,49 @@ static inline float cpu_dot(const float *a, const float *b, int64_t n)
     return s;
 }
 
+/* Eight floats at any address; the compiler splits them where the machine's vectors are shorter. */
+typedef float lane __attribute__((vector_size(32), aligned(4), may_alias));
+typedef int32_t lane_mask __attribute__((vector_size(32), aligned(4), may_alias));
+enum { LANE = 8 };
+
+static inline lane lane_largest(lane a, lane b)
+{
+    lane_mask m = a > b;
+    return (lane)(((lane_mask)a & m) | ((lane_mask)b & ~m));
+}
+
 /* Largest of n floats, -inf when there are none; a NaN is passed over. */
 static inline float cpu_largest(const float *x, int64_t n)
 {
-    enum { LANES = 16 };
-    float most[LANES];
+    float most = -__builtin_inff();
     int64_t i = 0;
-    for (int j = 0; j < LANES; j++) most[j] = -__builtin_inff();
-    for (; i + LANES <= n; i += LANES)
-        for (int j = 0; j < LANES; j++) most[j] = x[i + j] > most[j] ? x[i + j] : most[j];
-    for (; i < n; i++) most[0] = x[i] > most[0] ? x[i] : most[0];
-    for (int j = 1; j < LANES; j++) most[0] = most[j] > most[0] ? most[j] : most[0];
-    return most[0];
+    if (n >= 2 * LANE) {
+        lane a = {most, most, most, most, most, most, most, most}, b = a;
+        for (; i + 2 * LANE <= n; i += 2 * LANE) {
+            a = lane_largest(*(const lane *)(x + i), a);
+            b = lane_largest(*(const lane *)(x + i + LANE), b);
+        }
+        a = lane_largest(a, b);
+        for (int j = 0; j < LANE; j++) most = a[j] > most ? a[j] : most;
+    }
+    for (; i < n; i++) most = x[i] > most ? x[i] : most;
+    return most;
 }
 
 /* ---- products, on the calling thread, row-major floats ---- */
 /* c [M, N] = alpha op(a) op(b) + beta c, through OpenBLAS. beta 0 never reads c. */
 void cpu_gemm(bool ta, bool tb, int64_t M, int64_t N, int64_t K, float alpha, const float *a, int64_t lda,
               const float *b, int64_t ldb, float beta, float *c, int64_t ldc);
-/* c [M, N] = a [M, K] b^T with b [N, K], for few rows: no packing, b is read once for every four rows. */
+/* c [M, N] = a [M, K] b^T with b [N, K], for few rows: no packing, b is read once for every three rows. */
 void cpu_dots(int64_t M, int64_t N, int64_t K, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
               int64_t ldc);
-/* c [M, N] += a [M, K] b [K, N], for few rows. */
-void cpu_mix(int64_t M, int64_t N, int64_t K, const float *a, int64_t lda, const float *b, int64_t ldb, float *c,
-             int64_t ldc);
+/* c [M, N] = or += a b for blocks that lie in the caches, without packing: element (i, k) of a [M, K] is
+ * a[i * row + k * step] (so that a may lie transposed), b [K, N]. Quick where 8 divides N. */
+void cpu_mix(int64_t M, int64_t N, int64_t K, const float *a, int64_t row, int64_t step, const float *b, int64_t ldb,
+             float *c, int64_t ldc, bool add);
+
+/* out [cols, ld], ld a multiple of 8 and at least rows: in [rows, cols] turned, zeros from column `rows` on. */
+void cpu_transpose(float *out, int64_t ld, const float *in, int64_t ldin, int64_t rows, int64_t cols);
 
 /* ---- the table's functions: declared with the types of their slots ---- */
 #define CPU_OP(op) __typeof__(*((const struct ops *)0)->op) op##_cpu

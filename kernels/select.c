@@ -29,7 +29,8 @@ size_t select_carve(struct select_space *w, char *base, const struct select_shap
     w->q = take(base, &used, rows * z->D);
     w->s = take(base, &used, rows * z->keys);
     w->most = take(base, &used, rows * z->max_blocks);
-    w->k = take(base, &used, z->keys * z->D);
+    w->rows = take(base, &used, z->keys * z->D);
+    w->turned = take(base, &used, (z->keys + 16) * z->D);
     w->best = take(base, &used, z->topk);
     return used;
 }
@@ -79,9 +80,9 @@ void select_tile(const struct select_space *w, const struct select_shape *z, str
     for (int64_t i = 0; i < rows * blocks; i++) w->most[i] = -INFINITY;
     /* Everything fits and every block is taken: the scores do not matter. */
     for (int64_t from = 0; from <= last && blocks > z->topk; from += z->keys) {
-        int64_t nk = cpu_min(z->keys, last + 1 - from), ld;
-        const float *k = keys_load(ik, 0, z->D, from, nk, w->k, &ld);
-        attend_scores(rows, nk, z->D, q, k, ld, w->s, z->keys);
+        int64_t nk = cpu_min(z->keys, last + 1 - from);
+        struct attend_space keys = {.rows = w->rows, .turned = w->turned};
+        attend_scores(&keys, ik, 0, from, rows, nk, z->D, q, w->s, z->keys);
         for (int64_t r = 0; r < rows; r++)
             block_maxima(w->most + r * blocks, w->s + r * z->keys, from, cpu_min(nk, pos + r / z->I - from + 1),
                          z->block);

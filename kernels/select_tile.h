@@ -17,7 +17,7 @@ struct select_space {
     float *q;     /* [queries * I, D] */
     float *s;     /* [queries * I, keys] */
     float *most;  /* [queries * I, max_blocks] */
-    float *k;     /* [keys, D] */
+    float *rows, *turned; /* [keys, D] [D, keys] */
     float *best;  /* [topk] */
 };
 /* As attend_carve(). */
