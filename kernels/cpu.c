@@ -3,6 +3,8 @@
 #include <cblas.h>
 #include <omp.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <unistd.h>
 
 static atomic_int threads;
 
@@ -13,6 +15,14 @@ void ops_cpu_threads(int n)
 {
     if (openblas_set_num_threads) openblas_set_num_threads(1);
     atomic_store(&threads, n > 1 ? n : 1);
+}
+
+void ops_cpu_sleep(char **argv)
+{
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")) return;
+    setenv("GOMP_SPINCOUNT", "2000", 1); /* libgomp: some 30 us */
+    setenv("KMP_BLOCKTIME", "0", 1);     /* clang's: none */
+    execv("/proc/self/exe", argv);
 }
 
 int cpu_threads(void)

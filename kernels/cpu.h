@@ -2,9 +2,8 @@
  * single-threaded products that everything else is built from.
  *
  * Threads are OpenMP's, all of them or one: a loop asks cpu_share() how many its work is worth. (libgomp ends threads
- * when a team shrinks to a size between, so that is never asked for.) How idle threads wait is OpenMP's own setting and
- * cannot be changed after start: where many ranks share cores, run with one thread a rank or OMP_WAIT_POLICY=passive.
- * With one thread nothing waits and nothing spins. Every result is the same for any schedule of the same thread count,
+ * when a team shrinks to a size between, so that is never asked for.) How idle threads wait is OpenMP's own setting,
+ * read when it is loaded: ops_cpu_sleep() sees to it. With one thread nothing waits and nothing spins. Every result is the same for any schedule of the same thread count,
  * and nearly all for any thread count: work is cut by its own sizes, partial sums are added in a fixed order. */
 #ifndef CPU_H
 #define CPU_H

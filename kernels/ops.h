@@ -228,6 +228,10 @@ extern const struct ops ops_cpu;
 enum status ops_find(const struct ops **ops, const char *device);
 /* Threads the CPU table uses (per process). */
 void ops_cpu_threads(int n);
+/* Makes idle threads of the CPU table sleep after some microseconds instead of spinning for milliseconds, which starves
+ * whoever shares the cores. OpenMP takes that from the environment when it is loaded, so this sets it and executes the
+ * program once more. First thing in main(), before MPI; returns when it is set already, or cannot be. */
+void ops_cpu_sleep(char **argv);
 
 #ifdef __cplusplus
 }
