@@ -19,9 +19,9 @@ __device__ __forceinline__ uint32_t order_key(float x)
 template <class T> struct row {
     const T *logits;
     int64_t V;
-    float scale, most; /* 1 / temperature; the largest logit */
+    float temperature, most; /* the largest logit */
     __device__ float logit(int64_t i) const { return to_float(logits[i]); }
-    __device__ float weight(float x) const { return expf((x - most) * scale); }
+    __device__ float weight(float x) const { return expf((x - most) / temperature); }
 };
 
 /* Per way: how many logits have keys >= least + way * step, and their mass; the same in every thread. */
@@ -152,7 +152,7 @@ sample_kernel(int32_t *ids, float *logp, const T *logits, const double *u, int64
     __shared__ double shared[32];
     __shared__ float best[32];
     __shared__ int64_t best_id[32];
-    struct row<T> r = {logits + blockIdx.x * V, V, temperature > 0 ? 1.0f / temperature : 1.0f, -INFINITY};
+    struct row<T> r = {logits + blockIdx.x * V, V, temperature > 0 ? temperature : 1.0f, -INFINITY};
     float most = -INFINITY;
     int64_t id = 0;
     bool bad = false;
@@ -195,7 +195,7 @@ sample_kernel(int32_t *ids, float *logp, const T *logits, const double *u, int64
     }
     if (threadIdx.x == 0) {
         ids[blockIdx.x] = (int32_t)id;
-        logp[blockIdx.x] = (float)((double)((r.logit(id) - most) * r.scale) - log(mass));
+        logp[blockIdx.x] = (float)((double)(r.logit(id) - most) / (double)r.temperature - log(mass));
     }
 }
 

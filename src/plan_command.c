@@ -51,11 +51,12 @@ static enum status find_arch(struct arch *a, const struct plan_args *args, const
     return s;
 }
 
-/* --ranks, else the job's tasks, else tp x pp x the smallest dp that the mesh allows. */
+/* --ranks, else this job's own, else the Slurm job's tasks, else tp x pp x the smallest dp that the mesh allows. */
 static int find_ranks(const struct plan_args *args, const struct config *c)
 {
     const char *tasks = getenv("SLURM_NTASKS");
     if (args->ranks) return (int)args->ranks;
+    if (comm_world_size() > 1) return comm_world_size();
     int64_t dp = c->mesh.dp;
     if (!dp && tasks && atoi(tasks) > 0) return atoi(tasks);
     if (!dp) for (dp = 1; dp < c->mesh.ep && c->mesh.tp * dp % c->mesh.ep;) dp++;
@@ -108,7 +109,7 @@ enum status command_plan(int argc, char **argv)
     const struct cli_option options[] = {
         {"--machine", CLI_STRING, &a.machine, NULL, "NAME|FILE", 0, 0,
          "a file of configs/machines: h200, gb300, cpu, or your own; cpu with run.device=cpu, else h200"},
-        {"--ranks", CLI_INT, &a.ranks, "0", "N", 0, 1 << 20, "ranks of the job; 0: from mesh.*, or the Slurm job's tasks"},
+        {"--ranks", CLI_INT, &a.ranks, "0", "N", 0, 1 << 20, "ranks of the job; 0: those it is started with, or as mesh.* or the Slurm job has"},
         {"--model", CLI_STRING, &a.model, NULL, "CONFIG.json", 0, 0, "the architecture, where the checkpoint is elsewhere"},
         {"--sample-tokens", CLI_FLOAT, &a.sample_tokens, "0", "N", 0, 1e9, "mean tokens of a sample; 0: what the limits allow"},
         {"--json", CLI_FLAG, &a.json, NULL, NULL, 0, 0, "print JSON"},
@@ -120,7 +121,7 @@ enum status command_plan(int argc, char **argv)
                       .options = options, .n_options = COUNT(options), .arguments = arguments, .n_arguments = 1,
                       .rest = "KEY=VALUE", .rest_help = "keys that differ from the file"};
     TRY(cli_parse(&cli, argc, argv));
-    if (cli.helped) return OK;
+    if (cli.helped || comm_world_rank() > 0) return OK; /* under mpirun or srun rank 0 plans for all */
     TRY(config_load(&c, a.config, cli.n_more, cli.more));
     enum status s = run(&a, &c);
     config_free(&c);
