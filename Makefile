@@ -7,6 +7,8 @@ ARCH  ?= sm_90a
 CUDA_HOME ?= /usr/local/cuda
 NVCC  := $(firstword $(wildcard $(shell command -v nvcc 2>/dev/null) $(CUDA_HOME)/bin/nvcc))
 CPU   ?= native
+V     ?=
+Q     := $(if $(V),,@)
 
 pkg = $(shell pkg-config $(1) $(2) 2>/dev/null || echo $(3))
 LIBS := hdf5-openmpi yaml-0.1 jansson libpcre2-8
@@ -37,21 +39,23 @@ all: $(BUILD)/m3
 tests: $(TESTS)
 
 $(BUILD)/m3: $(BUILD)/src/main.c.o $(BUILD)/libm3.a
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS)
 $(BUILD)/libm3.a: $(OBJ)
 	@rm -f $@ && ar rcs $@ $^
 $(BUILD)/tests/%: $(BUILD)/tests/%.c.o $(BUILD)/libm3.a
-	$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
+	$(Q)$(CC) $(CFLAGS) -o $@ $^ $(LDLIBS) -lcmocka
 $(BUILD)/%.c.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+	@echo "cc    $<"
+	$(Q)$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
-	$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
+	@echo "nvcc  $<"
+	$(Q)$(NVCC) $(NVFLAGS) -MMD -MP -c -o $@ $<
 
 # ---- for people ----
 help:
-	@echo "make          build/m3 (with CUDA where nvcc is found, CUDA=0 without)"
+	@echo "make          build/m3 (with CUDA where nvcc is found, CUDA=0 without; V=1 shows the commands)"
 	@echo "make demo     set up, build, train a tiny model on GSM8K, show the curve"
 	@echo "make check    set up, build, run the tests          T=name: only those"
 	@echo "make tests    build the test programs"
