@@ -87,6 +87,12 @@ write_conf() {
     printf 'export SLURM_CONF=%s/slurm.conf\n' "$base" >"$base/env"
 }
 
+# One scheduling group for all nodes: a kernel that groups by session (autogroup) would let a waiting rank yield to its own
+# node only, and a step of 32 ranks on few cores takes twenty times as long.
+group_up() {
+    mkdir "$group" 2>/dev/null && echo "$$" >"$group/cgroup.procs"
+}
+
 node_up() {
     mkdir -p "$base/spool/$1"
     # shellcheck disable=SC2016
@@ -103,6 +109,7 @@ start() {
     munge_up
     write_conf
     export SLURM_CONF=$base/slurm.conf
+    group_up 2>/dev/null
     slurmctld -c -f "$SLURM_CONF" >>"$base/log/start" 2>&1 || cannot "slurmctld does not start: $(tail -n 1 "$base/log/start")"
     local i tries
     for i in $(seq $nodes); do node_up "node$i" || cannot "slurmd of node$i does not start: $(tail -n 1 "$base/log/start")"; done
@@ -124,11 +131,12 @@ stop() {
         for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || continue 2; sleep 0.1; done
         kill -9 "$pid" 2>/dev/null
     done
+    rmdir "$group" 2>/dev/null
     rm -rf "$base"
 }
 
 if [ $# != 2 ] || [ "${2#/}" = "$2" ]; then echo "usage: slurm_local.sh start|stop /FOLDER" >&2; exit 2; fi
-base=$2
+base=$2 group=/sys/fs/cgroup/cpu/m3.$(basename "$2")
 case $1 in
 start) start ;;
 stop) stop ;;
