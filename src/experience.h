@@ -27,6 +27,7 @@ void prompts_free(struct prompts *p);
 
 struct experience {
     int capacity, n;         /* samples there is room for; of this step */
+    int group;               /* samples of a prompt */
     int32_t max_prompt, max_new;
     int64_t *prompt;         /* [n] number of the prompt in the dataset */
     uint64_t *draw;          /* [n] number of the prompt in the endless order: key of its random draws */

@@ -369,14 +369,14 @@ static void bind_layer(struct model *m, struct layer *y, int l)
 }
 
 static enum status arena_take(struct model *m, struct arena *a, const char *purpose, struct tensor *view,
-                              enum dtype dtype, int64_t n)
+                              enum dtype dtype, int64_t n, enum place place)
 {
-    *a = arena_measure(m->ops->place, purpose);
+    *a = arena_measure(place, purpose);
     TRY(tensor_alloc(a, view, dtype, 1, n, 1, 1, 1));
     a->size = a->used;
     a->used = 0;
     void *base = NULL;
-    TRY(m->ops->alloc(&base, a->size ? a->size : 1, m->ops->place));
+    TRY(m->ops->alloc(&base, a->size ? a->size : 1, place));
     a->base = base;
     TRY(tensor_alloc(a, view, dtype, 1, n, 1, 1, 1));
     return m->ops->zero(*view, m->stream);
@@ -392,18 +392,20 @@ static void bind_all(struct model *m)
     }
 }
 
-enum status model_alloc(struct model *m)
+enum status model_alloc_at(struct model *m, enum place place)
 {
     TRY(arena_take(m, &m->weights[STORE_MAIN], "weights", &m->store[STORE_MAIN], m->dtype,
-                   m->store_elems[STORE_MAIN]));
-    TRY(arena_take(m, &m->weights[STORE_F32], "weights", &m->store[STORE_F32], DT_F32, m->store_elems[STORE_F32]));
+                   m->store_elems[STORE_MAIN], place));
+    TRY(arena_take(m, &m->weights[STORE_F32], "weights", &m->store[STORE_F32], DT_F32, m->store_elems[STORE_F32], place));
     bind_all(m);
     return OK;
 }
 
+enum status model_alloc(struct model *m) { return model_alloc_at(m, m->ops->place); }
+
 enum status model_alloc_grads(struct model *m)
 {
-    TRY(arena_take(m, &m->grads, "gradients", &m->grad, DT_F32, m->grad_elems));
+    TRY(arena_take(m, &m->grads, "gradients", &m->grad, DT_F32, m->grad_elems, m->ops->place));
     bind_all(m);
     return OK;
 }
@@ -417,7 +419,7 @@ void model_alias(struct model *m, const struct model *owner)
 void model_destroy(struct model *m)
 {
     for (int s = 0; s < STORE_COUNT; s++)
-        if (m->weights[s].base) m->ops->release(m->weights[s].base, m->ops->place);
+        if (m->weights[s].base) m->ops->release(m->weights[s].base, m->weights[s].place);
     if (m->grads.base) m->ops->release(m->grads.base, m->ops->place);
     free(m->params);
     free(m->layers);

@@ -98,6 +98,8 @@ enum status model_create(struct model *m, const struct arch *a, const struct mes
                          struct stream *stream, enum dtype dtype, int64_t bucket_elems);
 /* Allocates the weight arenas, or the gradient arena beside them, and binds the layers' views. */
 enum status model_alloc(struct model *m);
+/* The weights elsewhere than where the ops compute: to be kept, not to be used by them. */
+enum status model_alloc_at(struct model *m, enum place place);
 enum status model_alloc_grads(struct model *m);
 /* Binds m's views to the weights of another model of the same layout; m owns none. */
 void model_alias(struct model *m, const struct model *owner);

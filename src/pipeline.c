@@ -24,6 +24,7 @@ static enum status carve(struct pipeline *p, const struct pipeline_options *o, s
         TRY(tensor_alloc(a, &s->pos, DT_I32, 1, o->T, 1, 1, 1));
         TRY(tensor_alloc(a, &s->targets, DT_I32, 1, o->T, 1, 1, 1));
         TRY(tensor_alloc(a, &s->cu_seqlens, DT_I32, 1, o->S + 1, 1, 1, 1));
+        if (o->replay) TRY(tensor_alloc(a, &s->replay, DT_I32, 3, m->n_layers, Tl, m->arch.experts_per_token, 1));
     }
     for (int i = 0; o->train && i < 2; i++) TRY(tensor_alloc(a, &p->dy[i], m->dtype, 2, Tl, C, 1, 1));
     int64_t chunk = o->logits_chunk > 0 ? o->logits_chunk : o->T;
@@ -31,6 +32,9 @@ static enum status carve(struct pipeline *p, const struct pipeline_options *o, s
     struct tensor rows;
     TRY(tensor_alloc(host, &rows, DT_F32, 2, 4, o->T, 1, 1));
     p->host = rows.data;
+    if (!o->replay) return OK;
+    TRY(tensor_alloc(host, &rows, DT_I32, 3, m->n_layers, Tl, m->arch.experts_per_token, 1));
+    p->host_replay = rows.data;
     return OK;
 }
 
@@ -86,6 +90,15 @@ static struct tensor host_i32(const int32_t *x, int64_t n)
     return tensor_view((void *)x, DT_I32, PLACE_HOST, 1, n, 1, 1, 1);
 }
 
+static enum status load_replay(struct pipeline *p, struct in_flight *s, const struct micro *u)
+{
+    const struct model *m = p->m;
+    int64_t Tl = u->T / m->mesh->tp, k = m->arch.experts_per_token, n = m->n_layers * Tl * k;
+    p->replay.fill(p->replay.ctx, u, p->host_replay);
+    s->pass.replay = tensor_view(s->replay.data, DT_I32, m->ops->place, 3, m->n_layers, Tl, k, 1);
+    return m->ops->copy(fit1(s->replay, n), host_i32(p->host_replay, n), m->stream);
+}
+
 /* Brings the micro-batch to the device and describes the pass. */
 static enum status load(struct pipeline *p, struct in_flight *s, const struct micro *u)
 {
@@ -99,7 +112,8 @@ static enum status load(struct pipeline *p, struct in_flight *s, const struct mi
     TRY(ops->copy(s->pass.ids, host_i32(u->ids, u->T), p->m->stream));
     TRY(ops->copy(s->pass.pos, host_i32(u->pos, u->T), p->m->stream));
     TRY(ops->copy(fit1(s->targets, u->T), host_i32(u->targets, u->T), p->m->stream));
-    return ops->copy(s->pass.cu_seqlens, host_i32(u->cu_seqlens, u->S + 1), p->m->stream);
+    TRY(ops->copy(s->pass.cu_seqlens, host_i32(u->cu_seqlens, u->S + 1), p->m->stream));
+    return p->replay.fill ? load_replay(p, s, u) : OK;
 }
 
 static enum status forward(struct pipeline *p, struct in_flight *s, const struct micro *u, int micro,
@@ -110,13 +124,16 @@ static enum status forward(struct pipeline *p, struct in_flight *s, const struct
     int64_t Tl = u->T / mesh->tp, C = m->arch.hidden;
     TRY(load(p, s, u));
     struct tensor x = fit2(m->n_layers ? s->act.layer[0].x : s->act.out, Tl, C);
+    if (m->first && p->fetch.layer) TRY(p->fetch.layer(p->fetch.ctx, -1));
     if (m->first) TRY(embed_forward(m, x, s->pass.ids, p->work.part));
     else TRY(comm_recv(&mesh->pp_group, x, mesh->pp_rank - 1, NULL));
     for (int l = 0; l < m->n_layers; l++) {
+        if (p->fetch.layer) TRY(p->fetch.layer(p->fetch.ctx, l));
         struct tensor out = fit2(l + 1 < m->n_layers ? s->act.layer[l + 1].x : s->act.out, Tl, C);
         TRY(block_forward(m, &m->layers[l], &s->pass, &s->act.layer[l], &p->work, x, out));
         x = out;
     }
+    if (m->last && p->fetch.layer) TRY(p->fetch.layer(p->fetch.ctx, m->n_layers));
     if (m->last) TRY(head_forward(m, &p->head, u->T, x, fit1(s->targets, u->T), p->inv_temp));
     else {
         TRY(comm_wait(&p->send_down));

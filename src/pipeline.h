@@ -39,10 +39,23 @@ struct observer {
     void *ctx;
 };
 
+/* Routing replay: the experts of this rank's rows of a micro-batch, [layers of the stage, Tl, k], dense layers untouched. */
+struct replay {
+    void (*fill)(void *ctx, const struct micro *u, int32_t *experts);
+    void *ctx;
+};
+
+/* Brings in the weights of layer l of the stage before its forward (-1: the embedding, n_layers: norm and head). */
+struct fetch {
+    enum status (*layer)(void *ctx, int l);
+    void *ctx;
+};
+
 /* One micro-batch in flight. */
 struct in_flight {
     struct activations act;
     struct tensor ids, pos, targets, cu_seqlens; /* [T] [T] [T] [S + 1] at ops->place */
+    struct tensor replay;        /* [layers of the stage, Tl, k] i32, with options.replay */
     struct pass pass;
 };
 
@@ -59,6 +72,9 @@ struct pipeline {
     struct schedule_step *steps;
     int steps_cap;
     float inv_temp;              /* of the run under way */
+    struct replay replay;        /* set by the caller, with options.replay */
+    struct fetch fetch;          /* of a model whose weights are elsewhere */
+    int32_t *host_replay;        /* [layers of the stage, Tl, k] */
     float *host;                 /* [4, T] logp, entropy, dlogp, dentropy on the host */
     struct arena device, host_arena;
     void *host_block;
@@ -70,6 +86,7 @@ struct pipeline_options {
     int64_t logits_chunk;        /* 0: all rows at once */
     enum recompute recompute;
     bool train, deterministic;
+    bool replay;                 /* room for routing replay */
 };
 
 /* Bytes at ops->place that pipeline_create() will take: the same code over a measuring arena. */

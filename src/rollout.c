@@ -49,13 +49,31 @@ static enum status carve(struct rollout *r, struct arena *a, struct arena *host)
         TRY(tensor_alloc(a, row[i].device, row[i].dtype, rank, row[i].d0, row[i].d1, 1, 1));
         TRY(tensor_alloc(host, &r->host[i], row[i].dtype, rank, row[i].d0, row[i].d1, 1, 1));
     }
+    if (r->o.record_routing) {
+        int64_t k = m->arch.experts_per_token, L = r->moe_layers;
+        TRY(tensor_alloc(host, &r->experts, DT_I32, 3, L, T / m->mesh->tp, k, 1));
+        TRY(tensor_alloc(host, &r->experts_all, DT_I32, 4, m->mesh->tp, L, T / m->mesh->tp, k));
+    }
     return tensor_alloc(a, &r->sample_work, DT_U8, 1, work ? (int64_t)work : 1, 1, 1, 1);
 }
 
-static enum status arena_open(struct arena *a, const struct ops *ops)
+/* Memory for what was measured: at the end of the first lender with room for it (`taken[i]` bytes are in use), else new. */
+static enum status arena_open(struct rollout *r, struct arena *a, size_t *taken, bool *lent)
 {
+    const struct ops *ops = r->m->ops;
     void *base = NULL;
     a->size = a->used;
+    for (int i = 0; taken && i < r->o.n_lenders; i++) {
+        const struct arena *l = r->o.lender[i];
+        size_t from = (taken[i] + ARENA_ALIGN - 1) / ARENA_ALIGN * ARENA_ALIGN;
+        if (!l->base || l->place != a->place || from > l->size || a->size > l->size - from) continue;
+        a->base = l->base + from;
+        a->used = 0;
+        taken[i] = from + a->size;
+        r->lent_bytes += a->size;
+        *lent = true;
+        return OK;
+    }
     TRY(ops->alloc(&base, a->size ? a->size : 1, a->place));
     a->base = base;
     a->used = 0;
@@ -72,6 +90,7 @@ enum status rollout_create(struct rollout *r, struct model *m, const struct roll
                     m->arch.max_positions);
     if (r->o.max_tokens < r->o.max_batch) r->o.max_tokens = r->o.max_batch;
     r->max_pages = (r->o.max_len + page - 1) / page;
+    for (int l = 0; l < m->n_layers; l++) r->moe_layers += m->layers[l].moe;
     int64_t pages = r->o.pages ? r->o.pages : r->max_pages * r->o.max_batch;
     if (pages < r->max_pages)
         return FAIL(ERR_CONFIG, "rollout.kv_pages=%" PRId64 " hold %" PRId64 " tokens, one sequence of %d needs %" PRId64,
@@ -85,9 +104,13 @@ enum status rollout_create(struct rollout *r, struct model *m, const struct roll
     TRY(kvcache_carve(&r->cache, m, pages, &r->pages_arena));
     TRY(carve(r, &r->device, &r->host_arena));
     activations_free(&r->act);
-    TRY(arena_open(&r->device, m->ops));
-    TRY(arena_open(&r->host_arena, m->ops));
-    TRY(arena_open(&r->pages_arena, m->ops));
+    size_t taken[o->n_lenders + 1];
+    memset(taken, 0, sizeof taken);
+    r->work_bytes = r->device.used;
+    r->page_bytes = r->pages_arena.used;
+    TRY(arena_open(r, &r->pages_arena, taken, &r->pages_lent));
+    TRY(arena_open(r, &r->device, taken, &r->device_lent));
+    TRY(arena_open(r, &r->host_arena, NULL, NULL));
     TRY(kvcache_carve(&r->cache, m, pages, &r->pages_arena));
     TRY(carve(r, &r->device, &r->host_arena));
     r->sequence = calloc((size_t)r->o.max_batch, sizeof *r->sequence);
@@ -101,8 +124,9 @@ void rollout_destroy(struct rollout *r)
 {
     if (!r->m) return;
     struct arena *a[] = {&r->device, &r->host_arena, &r->pages_arena};
+    const bool lent[] = {r->device_lent, false, r->pages_lent};
     for (int i = 0; i < 3; i++)
-        if (a[i]->base) r->m->ops->release(a[i]->base, a[i]->place);
+        if (a[i]->base && !lent[i]) r->m->ops->release(a[i]->base, a[i]->place);
     if (r->sequence) free(r->sequence[0].pages);
     free(r->sequence);
     activations_free(&r->act);
@@ -175,6 +199,9 @@ static enum status admit(struct rollout *r, struct request *q, int number, bool 
         s->promised--, r->promised--;
         TRY(copy_page(r, page, leader->pages[shared]));
     }
+    if (leader && q->experts)
+        memcpy(q->experts, leader->q->experts,
+               (size_t)(q->n_prompt - 1) * (size_t)(r->moe_layers * r->m->arch.experts_per_token) * sizeof *q->experts);
     q->n_new = 0;
     q->finish = FINISH_NONE;
     *admitted = true;
@@ -260,6 +287,33 @@ static enum status upload(struct rollout *r, struct tensor *out, struct tensor d
     return r->m->ops->copy(*out, host, r->m->stream);
 }
 
+/* The experts that each row of the pass took, from all tp ranks, into its request. */
+static enum status take_routing(struct rollout *r, const struct plan *p)
+{
+    const struct mesh *mesh = r->m->mesh;
+    int64_t k = r->m->arch.experts_per_token, L = r->moe_layers, Tl = p->T / mesh->tp;
+    struct tensor here = tensor_view(r->experts.data, DT_I32, PLACE_HOST, 2, L, Tl * k, 1, 1);
+    struct tensor all = tensor_view(r->experts_all.data, DT_I32, PLACE_HOST, 2, L * mesh->tp, Tl * k, 1, 1);
+    int moe = 0;
+    for (int l = 0; l < r->m->n_layers; l++)
+        if (r->m->layers[l].moe)
+            TRY(r->m->ops->copy(tensor_flat(here, moe++ * Tl * k, Tl * k), fit1(tensor_flat(r->act.layer[l].ffn.experts, 0, Tl * k), Tl * k),
+                                r->m->stream));
+    TRY(r->m->ops->wait(r->m->stream));
+    if (mesh->tp > 1) TRY(comm_all_gather((struct group *)&mesh->tp_group, all, here, NULL, NULL));
+    else all = here;
+    const int32_t *from = all.data;
+    int64_t row = 0;
+    for (int i = 0; i < p->S; i++) {
+        struct sequence *s = &r->sequence[p->who[i]];
+        for (int32_t t = s->done - s->new_tokens; t < s->done; t++, row++)
+            for (int64_t l = 0; l < L; l++)
+                for (int64_t j = 0; j < k; j++)
+                    s->q->experts[(t * L + l) * k + j] = (int16_t)from[((row / Tl * L + l) * Tl + row % Tl) * k + j];
+    }
+    return OK;
+}
+
 static enum status run_pass(struct rollout *r, const struct plan *p, const struct rollout_run *run)
 {
     struct model *m = r->m;
@@ -284,6 +338,7 @@ static enum status run_pass(struct rollout *r, const struct plan *p, const struc
         x = out;
     }
     r->passes++;
+    if (r->o.record_routing && p->T) TRY(take_routing(r, p));
     struct tensor logits;
     TRY(head_logits(m, &r->head, p->T, x, pick, &logits));
     if (p->picks == 0) return OK;

@@ -19,9 +19,12 @@ struct request {
     int32_t n_prompt;
     int32_t max_new;
     uint64_t prompt_id, sample_id; /* of the random draws; equal prompt_id of neighbours: one prompt */
+    int tag;                  /* the caller's */
     /* results, caller's arrays of max_new */
     int32_t *ids;
     float *logprobs;
+    int16_t *experts;         /* [n_prompt + max_new, MoE layers, k] where routing is recorded, else NULL: the experts of
+                                 every token that went through the model, which the last one does not */
     int32_t n_new;
     enum finish finish;
 };
@@ -31,6 +34,9 @@ struct rollout_options {
     int64_t max_tokens;       /* rows of a pass: prefill chunks fill what decoding leaves */
     int max_len;              /* prompt + new tokens of any request */
     int64_t pages;            /* KV pages; 0: enough for max_batch sequences of max_len */
+    bool record_routing;      /* fill request.experts */
+    struct arena *const *lender; /* [n_lenders] arenas of ops->place that are idle while this engine runs; it works in */
+    int n_lenders;               /* their memory where there is room */
 };
 
 struct rollout_run {
@@ -56,7 +62,11 @@ struct rollout {
     struct sequence *sequence; /* [max_batch] */
     struct tensor ids, pos, slot, cu_seqlens, page_table, kv_len, pick, u, out_ids, out_logp, sample_work;
     struct tensor host[10];   /* the same on the host */
+    struct tensor experts, experts_all; /* host [MoE layers, Tl, k] here, [tp, MoE layers, Tl, k] i32; routing recorded */
     struct arena device, host_arena, pages_arena;
+    bool device_lent, pages_lent; /* their memory belongs to a lender */
+    size_t work_bytes, page_bytes, lent_bytes;
+    int moe_layers;
     int64_t passes, tokens_in, tokens_out; /* counters */
 };
 

@@ -266,8 +266,10 @@ enum status sync_check(struct sync *s)
     TRY(comm_agree((struct group *)&s->from->mesh->world, st));
     st = model_hash(s->from, s->to->dtype, want);
     if (!st) st = model_hash_here(s->to, s->to->dtype, have);
+    s->hash = 0;
     for (int i = 0; i < n && !st; i++) {
         const struct param *p = &s->to->params[i];
+        s->hash = s->hash * 0x9e3779b97f4a7c15u + want[i];
         uint64_t whole, copies = 1;
         bool kv = p->split == SPLIT_KV || p->split == SPLIT_INDEX;
         if (kv && s->to->mesh->tp > s->to->arch.kv_heads) copies = (uint64_t)(s->to->mesh->tp / s->to->arch.kv_heads);

@@ -14,6 +14,7 @@ struct sync {
     enum dtype to_dtype;     /* of the parameter being packed */
     bool keep_f32;
     int64_t count;           /* syncs made: the weights' version */
+    uint64_t hash;           /* of all weights, after sync_check() */
     int64_t *send_rows, *recv_rows;
 };
 

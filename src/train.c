@@ -1,6 +1,7 @@
 /* m3 train: the step, and the loop around it. */
 #include "trainer.h"
 
+#include "rl.h"
 #include "run_dir.h"
 
 #include <inttypes.h>
@@ -74,51 +75,72 @@ static enum status next_batch(struct trainer *t)
     return OK;
 }
 
-static enum status train_step(struct trainer *t)
+enum status compute_gradients(struct trainer *t, const struct objective *o, double *norm, double time[3])
+{
+    double start = time_now();
+    TRY(grads_begin(&t->grads));
+    TRY(pipeline_run(&t->pipeline, &t->batch, o, &t->grads, NULL));
+    time[0] += time_now() - start;
+    start = time_now();
+    TRY(grads_finish(&t->grads, norm));
+    time[1] += time_now() - start;
+    return OK;
+}
+
+enum status apply_gradients(struct trainer *t, double lr, double loss, double norm, double time[3])
 {
     const struct config *c = &t->config;
-    double norm, lr = learning_rate(c, t->state.step + 1), clock[5];
-    comm_step(t->state.step + 1);
-
-    clock[0] = time_now();
-    TRY(next_batch(t));
-    struct sft sft = sft_objective(t, &t->batch);
-    struct objective objective = {sft_loss, &sft, 1};
-
-    clock[1] = time_now();
-    TRY(grads_begin(&t->grads));
-    TRY(pipeline_run(&t->pipeline, &t->batch, &objective, &t->grads, NULL));
-
-    clock[2] = time_now();
-    TRY(grads_finish(&t->grads, &norm));
-    TRY(comm_sum_double(&t->mesh.world, &sft.loss, 1));
-    if (!isfinite(norm) || !isfinite(sft.loss))
+    double start = time_now();
+    if (!isfinite(norm) || !isfinite(loss))
         return FAIL(ERR_GATE, "step %" PRId64 ": loss %g, grad_norm %g: not finite, nothing was updated",
-                    t->state.step + 1, sft.loss, norm);
-
-    clock[3] = time_now();
+                    t->state.step + 1, loss, norm);
     double clip = c->train.clip_grad > 0 && norm > c->train.clip_grad ? c->train.clip_grad / (norm + 1e-6) : 1;
     TRY(adam_update(&t->adam, lr, clip));
+    time[2] += time_now() - start;
+    return OK;
+}
+
+static enum status train_step(struct trainer *t)
+{
+    double norm, lr = learning_rate(&t->config, t->state.step + 1), start = time_now(), time[3] = {0};
+    struct metrics *m = t->metrics;
+    comm_step(t->state.step + 1);
+    metrics_begin(m, t->state.step + 1);
+    TRY(next_batch(t));
+    metrics_time(m, "data", start);
+    struct sft sft = sft_objective(t, &t->batch);
+    struct objective objective = {sft_loss, &sft, 1};
+    TRY(compute_gradients(t, &objective, &norm, time));
+    TRY(comm_sum_double(&t->mesh.world, &sft.loss, 1));
+    TRY(apply_gradients(t, lr, sft.loss, norm, time));
     t->state.step++;
 
-    clock[4] = time_now();
-    struct metrics *m = t->metrics;
-    metrics_begin(m, t->state.step);
     metrics_add(m, "loss", sft.loss);
     metrics_add(m, "grad_norm", norm);
     metrics_add(m, "lr", lr);
     metrics_add_int(m, "samples", t->state.samples);
     metrics_add_int(m, "tokens", t->batch.tokens);
     metrics_add_int(m, "targets", t->batch.targets);
-    metrics_add_int(m, "micro_batches", t->batch.n_micro);
-    metrics_add(m, "tokens_per_s", (double)t->batch.tokens / (clock[4] - clock[0]));
-    static const char *const stage[] = {"time_data_s", "time_forward_backward_s", "time_reduce_s", "time_adam_s"};
-    for (int i = 0; i < 4; i++) metrics_add(m, stage[i], clock[i + 1] - clock[i]);
-    metrics_add_int(m, "memory_weights_bytes", (int64_t)model_weight_bytes(&t->model));
-    metrics_add_int(m, "memory_gradients_bytes", (int64_t)model_grad_bytes(&t->model));
-    metrics_add_int(m, "memory_activations_bytes", (int64_t)t->pipeline.device.size);
-    metrics_add_int(m, "memory_adam_bytes", (int64_t)t->adam.arena.size);
+    metrics_add(m, "tokens_per_s", (double)t->batch.tokens / (time_now() - start));
+    static const char *const stage[] = {"time_forward_backward_s", "time_reduce_s", "time_adam_s"};
+    for (int i = 0; i < 3; i++) metrics_add(m, stage[i], time[i]);
     return OK;
+}
+
+static void tell_memory(struct trainer *t)
+{
+    struct metrics *m = t->metrics;
+    metrics_add_int(m, "micro_batches", t->batch.n_micro);
+    metrics_memory(m, "weights", (int64_t)model_weight_bytes(&t->model));
+    metrics_memory(m, "gradients", (int64_t)model_grad_bytes(&t->model));
+    metrics_memory(m, "activations", (int64_t)t->pipeline.device.size);
+    metrics_memory(m, "adam", (int64_t)t->adam.arena.size);
+    if (!t->rl) return;
+    const struct worker *w = &t->rl->worker;
+    metrics_memory(m, "rollout_weights", w->sync.aliased || !w->sync.to ? 0 : (int64_t)model_weight_bytes(&w->model));
+    metrics_memory(m, "kv", (int64_t)w->engine.page_bytes);
+    metrics_memory(m, "rollout", (int64_t)w->engine.work_bytes);
+    metrics_memory(m, "lent", (int64_t)w->engine.lent_bytes);
 }
 
 static void print_line(void *ctx, const char *text)
@@ -144,11 +166,22 @@ static enum status save(struct trainer *t)
     return OK;
 }
 
-/* Held-out loss into the step's metrics; *best when it is the lowest so far. */
+/* Held-out loss, or greedy accuracy, into the step's metrics; *best when it is the best so far. */
 static enum status evaluate_step(struct trainer *t, bool *best)
 {
-    double loss;
+    double loss, reward, start = time_now();
+    if (t->rl) {
+        TRY(rl_evaluate(t, &loss, &reward));
+        metrics_add(t->metrics, "eval_accuracy", loss);
+        metrics_add(t->metrics, "eval_reward", reward);
+        metrics_time(t->metrics, "eval", start);
+        loss = -reward;
+        *best = loss < t->state.best_loss;
+        if (*best) t->state.best_loss = loss;
+        return OK;
+    }
     TRY(evaluate(t, &loss));
+    metrics_time(t->metrics, "eval", start);
     *best = loss < t->state.best_loss;
     if (*best) t->state.best_loss = loss;
     metrics_add(t->metrics, "eval_loss", loss);
@@ -159,11 +192,17 @@ enum status trainer_run(struct trainer *t)
 {
     const struct config *c = &t->config;
     bool stop = false, saved = t->resumed;
+    bool held_out = t->rl ? t->rl->held_out.n > 0 : t->eval.n > 0;
     while (t->state.step < c->train.steps && !stop) {
-        TRY(train_step(t));
+        enum status s = t->rl ? rl_step(t) : train_step(t);
+        stop = s == ERR_STOPPED;
+        if (stop) break;
+        TRY(s);
+        tell_memory(t);
         bool last = t->state.step == c->train.steps, best = false;
-        if (t->eval.n && ((c->eval.every > 0 && t->state.step % c->eval.every == 0) || last)) TRY(evaluate_step(t, &best));
+        if (held_out && ((c->eval.every > 0 && t->state.step % c->eval.every == 0) || last)) TRY(evaluate_step(t, &best));
         TRY(comm_agree(&t->mesh.world, metrics_write(t->metrics)));
+        if (t->rl) TRY(rl_gates(t));
         TRY(stop_agreed(&t->mesh.world, &stop));
         saved = false;
         if (last || stop || best || (c->checkpoint.every > 0 && t->state.step % c->checkpoint.every == 0)) {

@@ -1,6 +1,7 @@
 /* Opening and closing a run, in the order the data takes: config, groups, weights, data, memory, state. */
 #include "trainer.h"
 
+#include "rl.h"
 #include "run_dir.h"
 
 #include <inttypes.h>
@@ -39,6 +40,7 @@ static enum status open_data(struct trainer *t)
                              .prompt_field = c->data.prompt_field, .response_field = c->data.response_field,
                              .text_field = c->data.text_field, .messages_field = c->data.messages_field};
     if (o.eos_id < 0 && t->tok) o.eos_id = tokenizer_id(t->tok, "[e~[");
+    if (c->train.objective == OBJECTIVE_RL) return rl_open_data(t);
     TRY(config_need(c, "data.train", "train"));
     TRY(dataset_load(&t->train, &t->mesh.world, c->data.train, t->tok, &o));
     log_info("%s: %" PRId64 " samples, %" PRId64 " tokens, %.0f%% of them targets, longest %d; rejected %" PRId64
@@ -67,12 +69,14 @@ static enum status open_memory(struct trainer *t)
 {
     const struct config *c = &t->config;
     struct model *m = &t->model;
-    int32_t longest = t->train.longest > t->eval.longest ? t->train.longest : t->eval.longest;
-    int64_t budget = c->train.micro_batch_tokens;
-    struct pipeline_options po = {.T = batch_max_rows(budget, longest, t->mesh.tp), .max_seqlen = longest,
+    int64_t longest = t->train.longest > t->eval.longest ? t->train.longest : t->eval.longest;
+    int64_t share = t->rl ? rl_share(t) : c->train.global_batch, budget = c->train.micro_batch_tokens;
+    if (t->rl) longest = rl_longest(t);
+    struct pipeline_options po = {.T = batch_max_rows(budget, longest, t->mesh.tp), .max_seqlen = (int)longest,
                                   .logits_chunk = c->train.logits_chunk, .recompute = c->train.recompute,
-                                  .train = true, .deterministic = c->run.deterministic};
-    po.S = t->eval.n > c->train.global_batch ? t->eval.n : c->train.global_batch;
+                                  .train = true, .deterministic = c->run.deterministic,
+                                  .replay = c->train.objective == OBJECTIVE_RL && c->rl.routing_replay};
+    po.S = t->eval.n > share ? t->eval.n : share;
     if (po.S > po.T) po.S = po.T;
     TRY(model_alloc_grads(m));
     TRY(pipeline_create(&t->pipeline, m, &po));
@@ -81,8 +85,8 @@ static enum status open_memory(struct trainer *t)
                               .weight_decay = (float)c->train.weight_decay,
                               .moments = c->adam.moments == DTYPE_BF16 ? DT_BF16 : DT_F32};
     TRY(adam_create(&t->adam, m, &ao));
-    t->samples = calloc((size_t)c->train.global_batch, sizeof *t->samples);
-    if (!t->samples) return FAIL(ERR_MEMORY, "%" PRId64 " samples of a step", c->train.global_batch);
+    t->samples = calloc((size_t)share, sizeof *t->samples);
+    if (!t->samples) return FAIL(ERR_MEMORY, "%" PRId64 " samples of a step", share);
     if (t->eval.n) TRY(pack_eval(t));
     const double mib = 1.0 / (1 << 20);
     log_info("memory of rank 0: weights %.1f MiB, gradients %.1f, activations %.1f, adam %.1f",
@@ -131,12 +135,14 @@ enum status trainer_open(struct trainer *t)
     }
     t->resumed = resume != NULL;
     free(resume);
+    if (t->rl) TRY(rl_open(t));
     return run_dir_metrics(c, &t->mesh.world, t->state.step, &t->metrics);
 }
 
 void trainer_close(struct trainer *t)
 {
     metrics_close(&t->metrics);
+    rl_close(t);
     adam_destroy(&t->adam);
     if (t->grads.m) grads_destroy(&t->grads);
     if (t->pipeline.m) pipeline_destroy(&t->pipeline);

@@ -26,6 +26,7 @@ struct trainer {
     struct sample *samples;      /* of the step, all ranks */
     struct train_state state;
     struct metrics *metrics;
+    struct rl *rl;               /* NULL: SFT */
     char *config_text;
     bool resumed;                /* from a checkpoint of its own folder */
     bool fresh;                  /* an old run folder is set aside first */
@@ -41,6 +42,12 @@ enum status trainer_run(struct trainer *t);
 double learning_rate(const struct config *c, int64_t step);
 /* Mean loss per target token of held-out samples. Collective over the mesh. */
 enum status evaluate(struct trainer *t, double *loss);
+
+/* One update in two halves, used by both objectives. Forward and backward of t->batch into reduced gradients and their
+ * global norm; then clipping and Adam, refused (ERR_GATE) when loss or norm is not finite. time[3] grows by the seconds of
+ * forward and backward, of the reduction's rest, and of Adam. Collective over the mesh. */
+enum status compute_gradients(struct trainer *t, const struct objective *o, double *norm, double time[3]);
+enum status apply_gradients(struct trainer *t, double lr, double loss, double norm, double time[3]);
 
 /* The 1F1B schedule of one step's micro-batches, a line a stage, on rank 0. */
 void trainer_print_schedule(struct trainer *t);
