@@ -1,6 +1,9 @@
 #!/bin/bash
 # bind.sh COMMAND...: runs it on the cores beside this task's GPU. Task i of a node drives GPU i; tasks whose GPUs hang on the
 # same cores share them out evenly. Without a GPU, or with NO_BIND=1, the command runs where the launcher put it.
+# The time limit's USR1 must not end a task that does not listen yet; the job repeats it.
+trap "" USR1
+export CUDA_DEVICE_ORDER=PCI_BUS_ID # GPU i of the program is GPU i of nvidia-smi
 rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
 [ "${NO_BIND:-0}" = 1 ] || [ -z "$(command -v nvidia-smi)" ] && exec "$@"
 

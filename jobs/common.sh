@@ -6,24 +6,41 @@
 #     check_nodes             GPUs, and the local disk of every node
 #     requeue srun ... "$M3" train ...
 #
-# Exit statuses of `m3 train`, and what becomes of the job:
-#     0  done                                      the job ends, COMPLETED
-#     75 stopped at a safe point with a checkpoint: the time limit came near, or a signal. The job is requeued and goes
-#        on by itself; not when run.dir/stop asked for the end, or the job was cancelled
-#     3  a gate of the configuration failed        the job ends, FAILED
-#     2  usage or configuration                    the job ends, FAILED
-#     1  or a signal's status: a failure           the job ends, FAILED; submit again to go on from the newest checkpoint
+# Exit statuses of the job, which are those of `m3 train`:
+#     0  done
+#     75 stopped at a safe point with a checkpoint: the time limit came near, a signal, or RUN_DIR/stop. Ahead of the time
+#        limit the job requeues itself and goes on (REQUEUE=0: it ends, and the next job of a chain goes on)
+#     3  a gate of the configuration failed
+#     2  usage or configuration, or a check before the launch: nothing was started
+#     1  or a signal's status: a failure; submit again to go on from the newest checkpoint
 # A node that dies is Slurm's own case: #SBATCH --requeue starts the job again, and it resumes.
 
 say() { echo "[$(date +%T)] $*"; }
 die() { local status=$1; shift; say "$*" >&2; exit "$status"; }
+
+# Slurm sends USR1 ahead of the time limit (#SBATCH --signal=B:USR1@seconds), possibly while the checks still run, and TERM
+# when the job is cancelled, requeued by hand or over its limit. USR1 is repeated: ranks ignore it until they listen.
+warned=0 cancelled=0 child='' asking=''
+on_usr1() {
+    [ $warned = 0 ] || return
+    warned=1
+    say "the time limit is near: stopping at the next safe point"
+    [ -n "$child" ] || return
+    while kill -USR1 "$child" 2>/dev/null; do sleep 5; done &
+    asking=$!
+}
+on_term() {
+    cancelled=1
+    [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+}
+trap on_usr1 USR1
+trap on_term TERM
 
 prepare() {
     [ -n "${SLURM_JOB_ID:-}" ] || die 2 "this is a Slurm job: submit it with sbatch from the project's folder"
     M3=${M3:-build/m3}
     [ -x "$M3" ] || die 2 "$M3 is not there: run make on a node like these, or set M3"
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-    export M3_HOME=$PWD
     local per_node=${SLURM_NTASKS_PER_NODE:-1}
     case ${LAUNCHER:-srun} in
     srun)
@@ -38,29 +55,30 @@ prepare() {
     say "job $SLURM_JOB_ID${SLURM_RESTART_COUNT:+, restart $SLURM_RESTART_COUNT}: $SLURM_NTASKS tasks on $SLURM_JOB_NODELIST"
 }
 
-# The number of a top-level key of `m3 plan --json`.
+# The number, or the text, of a top-level key of `m3 plan --json`.
 plan_number() { sed -nE "s/^  \"$1\": ([0-9]+),?\$/\1/p" <<<"$plan"; }
+plan_text() { sed -nE "s/^  \"$1\": \"(.*)\",?\$/\1/p" <<<"$plan"; }
 
 # check_plan CONFIG [key=value ...]: all ranks are started as for the run. FORCE=1 goes on where the plan says it does not fit.
 check_plan() {
-    local status errors
+    local errors instead
     errors=$(mktemp) || die 1 "no room for temporary files"
     plan=$("${launch[@]}" "$M3" plan "$@" --json ${MACHINE:+--machine "$MACHINE"} 2>"$errors" | sed 's/^ *0: //') # srun's label
-    status=${PIPESTATUS[0]}
     plan_ranks=$(plan_number ranks) plan_disk=$(plan_number node_local_disk_bytes)
     if [ -z "$plan_ranks" ] || [ -z "$plan_disk" ]; then
-        cat "$errors" >&2
+        grep -E '\] \+[0-9.]+s error: ' "$errors" >&2 || cat "$errors" >&2 # the program's own words, else all there is
         rm -f "$errors"
         die 2 "m3 plan failed: nothing was started"
     fi
+    rm -f "$errors"
     [ "$plan_ranks" = "$SLURM_NTASKS" ] ||
         die 2 "MPI sees $plan_ranks ranks, Slurm has $SLURM_NTASKS tasks: is the program built with the MPI of this launcher?"
-    if ! grep -q '^  "fits": true' <<<"$plan"; then
-        grep -E '^  "(why|instead)"' <<<"$plan" >&2
-        [ "${FORCE:-0}" = 1 ] || { rm -f "$errors"; die 2 "it does not fit: nothing was started (FORCE=1 goes on)"; }
+    if [ -n "$(plan_text why)" ]; then
+        instead=$(plan_text instead)
+        say "the plan: $(plan_text why)${instead:+; this would fit: $instead}" >&2
+        [ "${FORCE:-0}" = 1 ] || die 2 "it does not fit: nothing was started (FORCE=1 goes on)"
     fi
-    rm -f "$errors"
-    say "plan: $plan_ranks ranks, $((plan_disk / 1000000000)) GB of local disk a node, limited by $(sed -nE 's/^  "limit": "(.*)",?$/\1/p' <<<"$plan")"
+    say "plan: $plan_ranks ranks, $((plan_disk / 1000000000)) GB of local disk a node, limited by $(plan_text limit)"
 }
 
 # One task a node looks at its GPUs and at LOCAL_DIR ("": no local disk is needed).
@@ -71,29 +89,27 @@ check_nodes() {
         jobs/check_node.sh "${LOCAL_DIR:-}" "$need" "${NEED_GPUS:-0}" || die 2 "a node is not as it must be: nothing was started"
 }
 
-# requeue COMMAND...: runs it, passes signals on, and starts the job again when it stopped with a checkpoint. SLURM sends
-# USR1 ahead of the time limit (#SBATCH --signal=B:USR1@seconds) and TERM when the job is cancelled or over its limit.
+# requeue COMMAND...: runs it, and starts the job again when it stopped with a checkpoint ahead of the time limit.
 requeue() {
-    local status child warned=0 cancelled=0
-    if [ -e "$RUN_DIR/stop" ] && [ "${SLURM_RESTART_COUNT:-0}" = 0 ]; then
-        say "$RUN_DIR/stop is left from an earlier stop: removed"
-        rm -f "$RUN_DIR/stop"
+    local status=75
+    [ ! -e "$RUN_DIR/stop" ] || die 75 "$RUN_DIR/stop is there: remove it to go on"
+    if [ $warned = 0 ]; then
+        "$@" &
+        child=$!
+        while :; do # a trap ends `wait` early
+            wait "$child"
+            status=$?
+            kill -0 "$child" 2>/dev/null || break
+        done
     fi
-    trap 'warned=1; say "the time limit is near: stopping at the next safe point"; kill -USR1 "$child" 2>/dev/null' USR1
-    trap 'cancelled=1; kill -TERM "$child" 2>/dev/null' TERM
-    "$@" &
-    child=$!
-    while :; do # a trap ends `wait` early
-        wait "$child"
-        status=$?
-        kill -0 "$child" 2>/dev/null || break
-    done
     trap '' USR1
+    [ -z "$asking" ] || kill "$asking" 2>/dev/null
     case $status in
     0) say "done" ;;
     75)
-        if [ $cancelled = 1 ] && [ $warned = 0 ]; then say "cancelled; a checkpoint is written"
-        elif [ -e "$RUN_DIR/stop" ]; then say "$RUN_DIR/stop ended the run; sbatch again goes on"; status=0
+        if [ -e "$RUN_DIR/stop" ]; then say "stopped by $RUN_DIR/stop: remove it and submit again to go on"
+        elif [ $warned = 0 ] && [ $cancelled = 1 ]; then say "cancelled, or requeued by hand; a checkpoint is written"
+        elif [ "${REQUEUE:-1}" = 0 ]; then say "stopped with a checkpoint: the next job goes on"
         elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_RESTARTS:-100}" ]; then say "restarted $SLURM_RESTART_COUNT times: not again"
         else
             say "stopped with a checkpoint: requeued"

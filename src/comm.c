@@ -56,9 +56,20 @@ static void bf16_reduce(void *in, void *inout, int *n, bool max)
 static void bf16_sum(void *in, void *inout, int *n, MPI_Datatype *t) { (void)t; bf16_reduce(in, inout, n, false); }
 static void bf16_max(void *in, void *inout, int *n, MPI_Datatype *t) { (void)t; bf16_reduce(in, inout, n, true); }
 
+/* N tasks that srun started without a PMI would each be a job of its own; Open MPI may also end them with a text about its
+ * build. Only a task that srun started has SLURM_STEP_NUM_TASKS; a shell inside an allocation has SLURM_NTASKS alone. */
+static enum status refuse_singletons(void)
+{
+    const char *tasks = getenv("SLURM_STEP_NUM_TASKS"), *task = getenv("SLURM_PROCID");
+    if (!tasks || !task || atoi(tasks) < 2 || getenv("PMIX_RANK") || getenv("PMI_RANK") || getenv("OMPI_COMM_WORLD_SIZE")) return OK;
+    comm.rank = atoi(task);
+    return FAIL(ERR_USAGE, "srun started %s tasks that know nothing of each other: launch with srun --mpi=pmix", tasks);
+}
+
 enum status comm_open(int *argc, char ***argv)
 {
     int level = 0, on = 0;
+    TRY(refuse_singletons());
     MPI_Initialized(&on);
     if (!on) TRY_MPI(MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &level));
     MPI_Query_thread(&level);
@@ -75,10 +86,6 @@ enum status comm_open(int *argc, char ***argv)
     if (level < MPI_THREAD_MULTIPLE)
         return FAIL(ERR_COMM, "MPI gives thread level %d, MPI_THREAD_MULTIPLE (%d) is needed", level,
                     MPI_THREAD_MULTIPLE);
-    /* An interactive shell inside an allocation also has SLURM_NTASKS; only a task that srun started has SLURM_STEP_NUM_TASKS. */
-    const char *tasks = getenv("SLURM_STEP_NUM_TASKS");
-    if (tasks && comm.size == 1 && atoi(tasks) > 1 && getenv("OMPI_COMM_WORLD_SIZE") == NULL)
-        return FAIL(ERR_COMM, "srun started %s tasks but MPI sees 1: launch with srun --mpi=pmix", tasks);
     return OK;
 }
 
@@ -86,6 +93,9 @@ void comm_close(bool aborting, int exit_code)
 {
     if (comm.trace >= 0) close(comm.trace);
     comm.trace = -1;
+    int on = 0;
+    MPI_Initialized(&on);
+    if (!on) return;
     if (aborting) MPI_Abort(MPI_COMM_WORLD, exit_code);
     for (int i = 0; i < POOL_BUFFERS; i++) {
         struct buffer *b = &comm.pool[i];

@@ -124,6 +124,10 @@ start() {
 stop() {
     local f pid pids=()
     [ -d "$base" ] || return 0
+    export SLURM_CONF=$base/slurm.conf
+    if [ -s "$base/slurmctld.pid" ] && scancel --user=root >/dev/null 2>&1; then
+        for _ in $(seq 75); do [ -n "$(squeue -h 2>/dev/null)" ] || break; sleep 0.2; done # its tasks end first
+    fi
     for f in "$base"/slurmd.*.pid "$base/slurmctld.pid" "$base/munge/pid"; do
         pid=$(cat "$f" 2>/dev/null) && [ -n "$pid" ] && kill "$pid" 2>/dev/null && pids+=("$pid")
     done
