@@ -32,6 +32,12 @@ static enum status carve(struct pipeline *p, const struct pipeline_options *o, s
     struct tensor rows;
     TRY(tensor_alloc(host, &rows, DT_F32, 2, 4, o->T, 1, 1));
     p->host = rows.data;
+    if (o->count_experts) {
+        TRY(tensor_alloc(host, &rows, DT_I32, 3, m->n_layers, Tl, m->arch.experts_per_token, 1));
+        p->host_experts = rows.data;
+        TRY(tensor_alloc(host, &rows, DT_F64, 2, m->arch.layers, m->arch.experts, 1, 1));
+        p->expert_rows = rows.data;
+    }
     if (!o->replay) return OK;
     TRY(tensor_alloc(host, &rows, DT_I32, 3, m->n_layers, Tl, m->arch.experts_per_token, 1));
     p->host_replay = rows.data;
@@ -70,7 +76,9 @@ enum status pipeline_create(struct pipeline *p, struct model *m, const struct pi
         arenas[i]->used = 0;
     }
     for (int i = 0; i < p->slots; i++) activations_free(&p->slot[i].act);
-    return carve(p, o, &p->device, &p->host_arena);
+    TRY(carve(p, o, &p->device, &p->host_arena));
+    if (p->expert_rows) memset(p->expert_rows, 0, (size_t)(m->arch.layers * m->arch.experts) * sizeof *p->expert_rows);
+    return OK;
 }
 
 void pipeline_destroy(struct pipeline *p)
@@ -142,6 +150,25 @@ static enum status forward(struct pipeline *p, struct in_flight *s, const struct
     return seen ? seen->seen(seen->ctx, u, micro, &s->act, &p->head) : OK;
 }
 
+/* Adds the experts that this rank's rows of the micro-batch took. */
+static enum status count_experts(struct pipeline *p, const struct in_flight *s, const struct micro *u)
+{
+    const struct model *m = p->m;
+    int64_t Tl = u->T / m->mesh->tp, k = m->arch.experts_per_token, E = m->arch.experts;
+    struct tensor all = tensor_view(p->host_experts, DT_I32, PLACE_HOST, 1, m->n_layers * Tl * k, 1, 1, 1);
+    for (int l = 0; l < m->n_layers; l++)
+        if (m->layers[l].moe)
+            TRY(m->ops->copy(tensor_flat(all, l * Tl * k, Tl * k), fit1(s->act.layer[l].ffn.experts, Tl * k), m->stream));
+    TRY(m->ops->wait(m->stream));
+    for (int l = 0; l < m->n_layers; l++) {
+        double *rows = p->expert_rows + m->layers[l].index * E;
+        const int32_t *expert = p->host_experts + l * Tl * k;
+        for (int64_t i = 0; m->layers[l].moe && i < Tl * k; i++)
+            if (expert[i] >= 0) rows[expert[i]]++;
+    }
+    return OK;
+}
+
 /* Log-probs to the host, the objective's gradient back. */
 static enum status objective_run(struct pipeline *p, const struct micro *u, const struct objective *o, bool train,
                                  bool *use_entropy)
@@ -207,6 +234,7 @@ enum status pipeline_run(struct pipeline *p, const struct batch *b, const struct
         if (p->steps[i].kind == STEP_FORWARD) {
             if (!train) TRY(comm_wait(&p->send_down)); /* the only slot is about to be written */
             TRY(forward(p, s, u, k, seen));
+            if (train && p->expert_rows) TRY(count_experts(p, s, u));
             if (p->m->last && o) TRY(objective_run(p, u, o, train, &use_entropy));
         } else {
             TRY(backward(p, s, u, use_entropy, grads, k == b->n_micro - 1));

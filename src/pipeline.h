@@ -75,6 +75,9 @@ struct pipeline {
     struct replay replay;        /* set by the caller, with options.replay */
     struct fetch fetch;          /* of a model whose weights are elsewhere */
     int32_t *host_replay;        /* [layers of the stage, Tl, k] */
+    int32_t *host_experts;       /* [layers of the stage, Tl, k] */
+    double *expert_rows;         /* [layers of the model, E] rows that this rank's tokens sent to each expert in training
+                                    passes since the caller zeroed it; NULL: not counted */
     float *host;                 /* [4, T] logp, entropy, dlogp, dentropy on the host */
     struct arena device, host_arena;
     void *host_block;
@@ -87,6 +90,7 @@ struct pipeline_options {
     enum recompute recompute;
     bool train, deterministic;
     bool replay;                 /* room for routing replay */
+    bool count_experts;          /* add up pipeline.expert_rows */
 };
 
 /* Bytes at ops->place that pipeline_create() will take: the same code over a measuring arena. */

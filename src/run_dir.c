@@ -6,6 +6,7 @@
 #include "release.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <sched.h>
 #include <signal.h>
@@ -131,7 +132,7 @@ int run_threads(int local_ranks)
 /* ---------------------------------------------------------------- stop requests ---------------------------------- */
 
 static volatile sig_atomic_t stop_flag;
-static char stop_path[4096];
+static char stop_path[4096], told_path[4096];
 
 static void on_signal(int sig)
 {
@@ -149,11 +150,25 @@ void stop_install(const char *run_dir)
     sigaction(SIGUSR1, &a, NULL);
     sigaction(SIGINT, &a, NULL);
     snprintf(stop_path, sizeof stop_path, "%s/stop", run_dir);
+    snprintf(told_path, sizeof told_path, "%s/stopping", run_dir);
+    if (comm_world_rank() == 0) unlink(told_path);
 }
 
+/* The signal may reach one rank only: it leaves a file for the others, who may be far from the next collective of all. */
 bool stop_requested(void)
 {
-    if (!stop_flag && *stop_path && access(stop_path, F_OK) == 0) stop_flag = 1;
+    static double looked;
+    static bool told;
+    if (!*stop_path) return stop_flag != 0;
+    if (stop_flag && !told) {
+        int fd = open(told_path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
+        if (fd >= 0) close(fd);
+        told = true;
+    }
+    if (!stop_flag && time_now() - looked > 0.2) {
+        looked = time_now();
+        if (access(stop_path, F_OK) == 0 || access(told_path, F_OK) == 0) stop_flag = 1;
+    }
     return stop_flag != 0;
 }
 

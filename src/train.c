@@ -75,6 +75,49 @@ static enum status next_batch(struct trainer *t)
     return OK;
 }
 
+/* ---------------------------------------------------------------- the router's load ------------------------------- */
+
+/* bias += rate * sign(mean - count), expert by expert, from the global counts of the step. */
+static enum status move_bias(struct trainer *t, struct layer *y, const double *rows, double mean)
+{
+    const struct ops *ops = t->model.ops;
+    int64_t E = t->model.arch.experts;
+    float host[E];
+    struct tensor view = tensor_view(host, DT_F32, PLACE_HOST, 1, E, 1, 1, 1);
+    TRY(ops->copy(view, y->bias, t->model.stream));
+    TRY(ops->wait(t->model.stream));
+    for (int64_t e = 0; e < E; e++)
+        host[e] += (float)(t->config.moe.bias_update_rate * ((rows[e] < mean) - (rows[e] > mean)));
+    TRY(ops->copy(y->bias, view, t->model.stream));
+    return ops->wait(t->model.stream);
+}
+
+/* After a step's updates: how uneven the experts' load was (mean over layers of largest / mean), and the router's bias. */
+static enum status balance(struct trainer *t)
+{
+    struct model *m = &t->model;
+    int64_t E = m->arch.experts, L = m->arch.layers, layers = 0;
+    double *rows = t->pipeline.expert_rows, uneven = 0;
+    if (!rows) return OK;
+    TRY(comm_sum_double(&t->mesh.world, rows, (int)(L * E)));
+    for (int64_t l = 0; l < L; l++) {
+        double sum = 0, most = 0;
+        for (int64_t e = 0; e < E; e++) {
+            sum += rows[l * E + e];
+            if (rows[l * E + e] > most) most = rows[l * E + e];
+        }
+        if (sum <= 0) continue;
+        uneven += most * (double)E / sum;
+        layers++;
+        int64_t here = l - m->mesh->first_layer;
+        if (t->config.moe.bias_update_rate > 0 && here >= 0 && here < m->n_layers)
+            TRY(move_bias(t, &m->layers[here], rows + l * E, sum / (double)E));
+    }
+    if (layers) metrics_add(t->metrics, "tokens_per_expert_max_over_mean", uneven / (double)layers);
+    memset(rows, 0, (size_t)(L * E) * sizeof *rows);
+    return OK;
+}
+
 enum status compute_gradients(struct trainer *t, const struct objective *o, double *norm, double time[3])
 {
     double start = time_now();
@@ -151,6 +194,12 @@ static void print_line(void *ctx, const char *text)
 
 void trainer_print_schedule(struct trainer *t)
 {
+    if (t->rl) {
+        int64_t tokens = rl_share(t) * rl_longest(t) / t->mesh.dp, budget = t->config.train.micro_batch_tokens;
+        int n = (int)(budget > 0 ? (tokens + budget - 1) / budget : 1);
+        if (t->mesh.world.rank == 0) schedule_print(t->mesh.pp, n, print_line, NULL);
+        return;
+    }
     if (next_batch(t) == OK && t->mesh.world.rank == 0) schedule_print(t->mesh.pp, t->batch.n_micro, print_line, NULL);
 }
 
@@ -198,6 +247,7 @@ enum status trainer_run(struct trainer *t)
         stop = s == ERR_STOPPED;
         if (stop) break;
         TRY(s);
+        TRY(balance(t));
         tell_memory(t);
         bool last = t->state.step == c->train.steps, best = false;
         if (held_out && ((c->eval.every > 0 && t->state.step % c->eval.every == 0) || last)) TRY(evaluate_step(t, &best));

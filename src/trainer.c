@@ -75,6 +75,7 @@ static enum status open_memory(struct trainer *t)
     struct pipeline_options po = {.T = batch_max_rows(budget, longest, t->mesh.tp), .max_seqlen = (int)longest,
                                   .logits_chunk = c->train.logits_chunk, .recompute = c->train.recompute,
                                   .train = true, .deterministic = c->run.deterministic,
+                                  .count_experts = true,
                                   .replay = c->train.objective == OBJECTIVE_RL && c->rl.routing_replay};
     po.S = t->eval.n > share ? t->eval.n : share;
     if (po.S > po.T) po.S = po.T;
