@@ -124,6 +124,16 @@ static enum status load(struct pipeline *p, struct in_flight *s, const struct mi
     return p->replay.fill ? load_replay(p, s, u) : OK;
 }
 
+/* Layer l's experts to the host, before another layer may take the same memory. */
+static enum status keep_experts(struct pipeline *p, const struct in_flight *s, const struct micro *u, int l)
+{
+    const struct model *m = p->m;
+    if (!p->expert_rows || !m->layers[l].moe) return OK;
+    int64_t n = u->T / m->mesh->tp * m->arch.experts_per_token;
+    struct tensor to = tensor_view(p->host_experts + l * n, DT_I32, PLACE_HOST, 1, n, 1, 1, 1);
+    return m->ops->copy(to, fit1(s->act.layer[l].ffn.experts, n), m->stream);
+}
+
 static enum status forward(struct pipeline *p, struct in_flight *s, const struct micro *u, int micro,
                            const struct observer *seen)
 {
@@ -139,6 +149,7 @@ static enum status forward(struct pipeline *p, struct in_flight *s, const struct
         if (p->fetch.layer) TRY(p->fetch.layer(p->fetch.ctx, l));
         struct tensor out = fit2(l + 1 < m->n_layers ? s->act.layer[l + 1].x : s->act.out, Tl, C);
         TRY(block_forward(m, &m->layers[l], &s->pass, &s->act.layer[l], &p->work, x, out));
+        TRY(keep_experts(p, s, u, l));
         x = out;
     }
     if (m->last && p->fetch.layer) TRY(p->fetch.layer(p->fetch.ctx, m->n_layers));
@@ -151,14 +162,10 @@ static enum status forward(struct pipeline *p, struct in_flight *s, const struct
 }
 
 /* Adds the experts that this rank's rows of the micro-batch took. */
-static enum status count_experts(struct pipeline *p, const struct in_flight *s, const struct micro *u)
+static enum status count_experts(struct pipeline *p, const struct micro *u)
 {
     const struct model *m = p->m;
     int64_t Tl = u->T / m->mesh->tp, k = m->arch.experts_per_token, E = m->arch.experts;
-    struct tensor all = tensor_view(p->host_experts, DT_I32, PLACE_HOST, 1, m->n_layers * Tl * k, 1, 1, 1);
-    for (int l = 0; l < m->n_layers; l++)
-        if (m->layers[l].moe)
-            TRY(m->ops->copy(tensor_flat(all, l * Tl * k, Tl * k), fit1(s->act.layer[l].ffn.experts, Tl * k), m->stream));
     TRY(m->ops->wait(m->stream));
     for (int l = 0; l < m->n_layers; l++) {
         double *rows = p->expert_rows + m->layers[l].index * E;
@@ -234,7 +241,7 @@ enum status pipeline_run(struct pipeline *p, const struct batch *b, const struct
         if (p->steps[i].kind == STEP_FORWARD) {
             if (!train) TRY(comm_wait(&p->send_down)); /* the only slot is about to be written */
             TRY(forward(p, s, u, k, seen));
-            if (train && p->expert_rows) TRY(count_experts(p, s, u));
+            if (train && p->expert_rows) TRY(count_experts(p, u));
             if (p->m->last && o) TRY(objective_run(p, u, o, train, &use_entropy));
         } else {
             TRY(backward(p, s, u, use_entropy, grads, k == b->n_micro - 1));

@@ -287,6 +287,15 @@ static enum status upload(struct rollout *r, struct tensor *out, struct tensor d
     return r->m->ops->copy(*out, host, r->m->stream);
 }
 
+/* Layer l's experts of this rank's rows, before the next layer takes the same memory. `moe` counts MoE layers. */
+static enum status keep_routing(struct rollout *r, int64_t rows, int l, int *moe)
+{
+    if (!r->o.record_routing || !r->m->layers[l].moe) return OK;
+    int64_t n = rows * r->m->arch.experts_per_token;
+    struct tensor here = tensor_view(r->experts.data, DT_I32, PLACE_HOST, 1, r->moe_layers * n, 1, 1, 1);
+    return r->m->ops->copy(tensor_flat(here, (*moe)++ * n, n), fit1(r->act.layer[l].ffn.experts, n), r->m->stream);
+}
+
 /* The experts that each row of the pass took, from all tp ranks, into its request. */
 static enum status take_routing(struct rollout *r, const struct plan *p)
 {
@@ -294,11 +303,6 @@ static enum status take_routing(struct rollout *r, const struct plan *p)
     int64_t k = r->m->arch.experts_per_token, L = r->moe_layers, Tl = p->T / mesh->tp;
     struct tensor here = tensor_view(r->experts.data, DT_I32, PLACE_HOST, 2, L, Tl * k, 1, 1);
     struct tensor all = tensor_view(r->experts_all.data, DT_I32, PLACE_HOST, 2, L * mesh->tp, Tl * k, 1, 1);
-    int moe = 0;
-    for (int l = 0; l < r->m->n_layers; l++)
-        if (r->m->layers[l].moe)
-            TRY(r->m->ops->copy(tensor_flat(here, moe++ * Tl * k, Tl * k), fit1(tensor_flat(r->act.layer[l].ffn.experts, 0, Tl * k), Tl * k),
-                                r->m->stream));
     TRY(r->m->ops->wait(r->m->stream));
     if (mesh->tp > 1) TRY(comm_all_gather((struct group *)&mesh->tp_group, all, here, NULL, NULL));
     else all = here;
@@ -321,6 +325,7 @@ static enum status run_pass(struct rollout *r, const struct plan *p, const struc
     struct pass pass = {.T = p->T, .valid = p->valid, .S = p->S, .max_seqlen = p->max_new, .cache = &r->cache,
                         .max_kv_len = p->max_len};
     struct tensor pick, u;
+    int moe = 0;
     TRY(upload(r, &pass.ids, r->ids, H_IDS, p->T, 1));
     TRY(upload(r, &pass.pos, r->pos, H_POS, p->T, 1));
     TRY(upload(r, &pass.slot, r->slot, H_SLOT, p->T, 1));
@@ -335,6 +340,7 @@ static enum status run_pass(struct rollout *r, const struct plan *p, const struc
     for (int l = 0; l < m->n_layers; l++) {
         struct tensor out = fit2(l + 1 < m->n_layers ? r->act.layer[l + 1].x : r->act.out, Tl, C);
         TRY(block_forward(m, &m->layers[l], &pass, &r->act.layer[l], &r->work, x, out));
+        TRY(keep_routing(r, Tl, l, &moe));
         x = out;
     }
     r->passes++;
