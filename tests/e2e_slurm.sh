@@ -49,7 +49,7 @@ submit() {
     for try in 1 2 3; do
         rm -rf "$out"
         job=$(sbatch --parsable --output="$out" "${options[@]}" jobs/m3_full.slurm "${tiny[@]}" "$@") || return 1
-        until_ 90 started || return 1
+        until_ 240 started || return 1
         trains && return 0
         grep -q 'Signal: Segmentation fault' "$out" || return 0
         echo "job $job: MPI_Init crashed, submitted again ($try)"
@@ -67,7 +67,7 @@ is() { [ "$($1)" = "$2" ] || { echo "$1: $($1), expected $2"; return 1; }; }
 check "one rank" "$m3" train configs/m3_full.yaml "${tiny[@]}" run.dir="$dir/one" mesh.tp=1 mesh.pp=1 mesh.ep=1 mesh.dp=1 \
     adam.spill_dir= rollout.tp=1 rollout.ep=1
 submit whole --
-until_ 60 ended
+until_ 180 ended
 check_job "the job completes" is state COMPLETED
 check_job "with status 0" is exit_code 0
 check_job "on 32 ranks" grep -q 'mesh: tp 4, pp 4, ep 8, dp 2 on 32 ranks' "$out"
@@ -77,30 +77,30 @@ check_job "the losses of one rank" near "$dir/one" "$RUN_DIR" 20
 
 # ---- requeued by hand in the middle: it resumes and the numbers are the same
 submit requeued --
-until_ 60 steps 7
+until_ 180 steps 7
 scontrol requeue "$job"
-until_ 90 says 'restart 1'
-until_ 90 ended
+until_ 240 says 'restart 1'
+until_ 240 ended
 check_job "the requeued job completes" is state COMPLETED
 check_job "it resumed" says 'resuming from'
 check_job "with the losses of the whole run" near "$dir/whole" "$RUN_DIR" 20
 
 # ---- the time limit: a signal ahead of it, a checkpoint, requeued by itself; then the stop file ends it with status 75
 submit limit --time=1 --signal=B:USR1@50 -- train.steps=100000 checkpoint.every=0
-until_ 120 says 'stopped with a checkpoint: requeued'
+until_ 240 says 'stopped with a checkpoint: requeued'
 check_job "the time limit ends in a checkpoint" grep -q 'stopped at step .* of 100000 with a checkpoint' "$out"
-until_ 90 says 'resuming from'
+until_ 240 says 'resuming from'
 check_job "and the job goes on by itself" says 'restart 1: 32 tasks'
 touch "$RUN_DIR/stop"
-until_ 60 ended
+until_ 180 ended
 check_job "the stop file ends it with status 75" is exit_code 75
 check_job "and it is not requeued" says 'remove it and submit again'
 
 # ---- cancelled
 submit cancelled -- train.steps=100000 checkpoint.every=0
-until_ 60 steps 2
+until_ 180 steps 2
 scancel "$job"
-until_ 60 ended
+until_ 180 ended
 check_job "a cancelled job is cancelled" is state CANCELLED
 check_job "with a checkpoint" test -n "$(ls "$RUN_DIR/checkpoints")"
 
@@ -113,9 +113,9 @@ task() {
     done
 }
 submit killed -- train.steps=100000 checkpoint.every=0
-until_ 60 steps 2
+until_ 180 steps 2
 kill -9 "$(task 17)"
-until_ 60 ended
+until_ 180 ended
 check_job "a killed task fails the job" is state FAILED
 check_job "it says so" says 'not requeued'
 check_job "the task is named" grep -q 'node5: task 17: Killed' "$out"
@@ -123,16 +123,16 @@ check_job "no task is left" test -z "$(task '[0-9]+')"
 
 # ---- mpirun inside the allocation
 LAUNCHER=mpirun submit mpirun --
-until_ 60 ended
+until_ 180 ended
 check_job "mpirun does the same" near "$dir/whole" "$RUN_DIR" 20
 
 # ---- refused before the launch
 submit mesh -- mesh.tp=3
-until_ 60 ended
+until_ 180 ended
 check_job "a wrong mesh ends with status 2" is exit_code 2
 check_job "and its own words" grep -qF 'mesh.ep=8 does not divide mesh.tp=3' "$out"
 NEED_GPUS=4 LOCAL_DIR=/proc/m3 submit nodes --
-until_ 60 ended
+until_ 180 ended
 check_job "missing GPUs are told" says '0 GPUs answer, 4 are needed'
 check_job "a bad local disk is told" says '/proc/m3 cannot be made or written'
 refuses "a disk too small" 1 "GB are needed" jobs/check_node.sh "$dir/local" 1000000000000000 0

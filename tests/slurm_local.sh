@@ -29,21 +29,23 @@ munge_up() {
     munge -n --socket="$base/munge/socket" | unmunge --socket="$base/munge/socket" >/dev/null || cannot "munge does not answer"
 }
 
-# A port nobody listens on, from $1 upwards.
-free_port() {
-    local p=$1
-    while (exec 3<>"/dev/tcp/127.0.0.1/$p") 2>/dev/null; do p=$((p + 1)); done
+# The first of nine neighbouring ports that nobody uses, from $1 upwards.
+free_ports() {
+    local p=$1 i=0
+    while [ $i -le $nodes ]; do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$((p + i))") 2>/dev/null; then p=$((p + i + 1)) i=0; else i=$((i + 1)); fi
+    done
     echo "$p"
 }
 
 write_conf() {
     local i first host
     host=$(hostname -s)
-    first=$(free_port $((20000 + $$ % 20000)))
+    first=$(free_ports $((20000 + ($$ + $1 * 1000) % 20000)))
     mkdir -p "$base/state" "$base/spool" "$base/log" "$base/pmix"
     cp /etc/hosts "$base/hosts"
     for i in $(seq $nodes); do echo "127.0.0.1 node$i" >>"$base/hosts"; done
-    for i in $(seq 0 $((gpus - 1))); do ln -s /dev/null "$base/gpu$i"; done # one file a GPU, or Slurm counts none
+    for i in $(seq 0 $((gpus - 1))); do ln -sfn /dev/null "$base/gpu$i"; done # one file a GPU, or Slurm counts none
     {
         echo "ClusterName=m3test"
         echo "SlurmctldHost=$host(127.0.0.1)"
@@ -101,40 +103,56 @@ node_up() {
         mount --bind "$1/hosts" /etc/hosts && exec slurmd -N "$2" -f "$1/slurm.conf"' _ "$base" "$1" >>"$base/log/start" 2>&1
 }
 
-start() {
-    [ "$(id -u)" = 0 ] || cannot "the daemons of several nodes need root"
-    mkdir -p "$base" || cannot "$base: cannot be made"
-    unshare -m -u --propagation private hostname probe 2>/dev/null || cannot "no namespaces here: a container without CAP_SYS_ADMIN"
-    packages
-    munge_up
-    write_conf
-    export SLURM_CONF=$base/slurm.conf
-    group_up 2>/dev/null
-    slurmctld -c -f "$SLURM_CONF" >>"$base/log/start" 2>&1 || cannot "slurmctld does not start: $(tail -n 1 "$base/log/start")"
-    local i tries
-    for i in $(seq $nodes); do node_up "node$i" || cannot "slurmd of node$i does not start: $(tail -n 1 "$base/log/start")"; done
-    for tries in $(seq 150); do
+daemons_up() {
+    local i
+    slurmctld -c -f "$SLURM_CONF" >>"$base/log/start" 2>&1 || return 1
+    for i in $(seq $nodes); do node_up "node$i" || return 1; done
+    for i in $(seq 300); do
         [ "$(sinfo -h -N -t idle -o %N 2>/dev/null | sort -u | wc -l)" = $nodes ] && return
+        grep -qs 'bind.*Address already in use' "$base/log/"* && return 1
         sleep 0.2 # the nodes register one by one
     done
-    cannot "after $tries looks: $(sinfo -h -N -o '%N %T' 2>&1 | tr '\n' ' ')"
+    return 1
 }
 
 # The daemons take their pid files away before they end: the ids are read first.
-stop() {
+daemons_down() {
     local f pid pids=()
-    [ -d "$base" ] || return 0
-    export SLURM_CONF=$base/slurm.conf
-    if [ -s "$base/slurmctld.pid" ] && scancel --user=root >/dev/null 2>&1; then
-        for _ in $(seq 75); do [ -n "$(squeue -h 2>/dev/null)" ] || break; sleep 0.2; done # its tasks end first
-    fi
-    for f in "$base"/slurmd.*.pid "$base/slurmctld.pid" "$base/munge/pid"; do
+    for f in "$@"; do
         pid=$(cat "$f" 2>/dev/null) && [ -n "$pid" ] && kill "$pid" 2>/dev/null && pids+=("$pid")
     done
     for pid in "${pids[@]}"; do
         for _ in $(seq 50); do kill -0 "$pid" 2>/dev/null || continue 2; sleep 0.1; done
         kill -9 "$pid" 2>/dev/null
     done
+}
+
+start() {
+    [ "$(id -u)" = 0 ] || cannot "the daemons of several nodes need root"
+    mkdir -p "$base" || cannot "$base: cannot be made"
+    unshare -m -u --propagation private hostname probe 2>/dev/null || cannot "no namespaces here: a container without CAP_SYS_ADMIN"
+    packages
+    munge_up
+    export SLURM_CONF=$base/slurm.conf
+    group_up 2>/dev/null
+    local try
+    for try in 1 2 3; do # a port that was free may be taken by the time it is needed
+        write_conf "$try"
+        daemons_up && return
+        sinfo -h -N -o '%N %T' >"$base/nodes" 2>&1
+        daemons_down "$base"/slurmd.*.pid "$base/slurmctld.pid"
+        rm -rf "$base/log" "$base/state" "$base/spool"
+    done
+    cannot "the nodes do not come up: $(tr '\n' ' ' <"$base/nodes")"
+}
+
+stop() {
+    [ -d "$base" ] || return 0
+    export SLURM_CONF=$base/slurm.conf
+    if [ -s "$base/slurmctld.pid" ] && scancel --user=root >/dev/null 2>&1; then
+        for _ in $(seq 75); do [ -n "$(squeue -h 2>/dev/null)" ] || break; sleep 0.2; done # its tasks end first
+    fi
+    daemons_down "$base"/slurmd.*.pid "$base/slurmctld.pid" "$base/munge/pid"
     rmdir "$group" 2>/dev/null
     rm -rf "$base"
 }
