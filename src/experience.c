@@ -188,6 +188,16 @@ enum status experience_create(struct experience *e, int capacity, int max_prompt
     return OK;
 }
 
+int64_t experience_bytes(int64_t capacity, int64_t max_prompt, int64_t max_new, int64_t moe_layers, int64_t k)
+{
+    const struct experience *e = NULL;
+    int64_t row = max_prompt + max_new;
+    return capacity * (int64_t)(sizeof *e->prompt + sizeof *e->draw + 3 * sizeof *e->n_prompt + 4 * sizeof *e->reward +
+                                sizeof *e->dropped) +
+           capacity * row * (int64_t)(sizeof *e->ids + sizeof *e->mask) + capacity * max_new * 3 * (int64_t)sizeof *e->rollout +
+           capacity * row * moe_layers * k * (int64_t)sizeof *e->experts;
+}
+
 void experience_free(struct experience *e)
 {
     free(e->prompt);

@@ -46,6 +46,8 @@ struct experience {
 };
 
 enum status experience_create(struct experience *e, int capacity, int max_prompt, int max_new, int moe_layers, int k);
+/* What it allocates. For planning. */
+int64_t experience_bytes(int64_t capacity, int64_t max_prompt, int64_t max_new, int64_t moe_layers, int64_t k);
 void experience_free(struct experience *e);
 static inline int32_t *experience_ids(const struct experience *e, int i)
 {

@@ -27,7 +27,8 @@ void plan_input_default(struct plan_input *in, const struct config *c, const str
     in->sample_tokens = is_rl(c) ? in->prompt_tokens + in->response_tokens : (double)limit;
     in->sequences = is_rl(c) ? c->rl.prompts_per_step * c->rollout.samples_per_prompt / c->rl.updates_per_batch
                              : c->train.global_batch;
-    if (c->eval.samples > in->sequences) in->sequences = c->eval.samples;
+    if (is_rl(c)) in->held_out = c->eval.samples;
+    else if (c->eval.samples > in->sequences) in->sequences = c->eval.samples;
 }
 
 static enum dtype dtype_of(enum dtype_choice c, bool gpu)
@@ -40,7 +41,7 @@ static enum status describe(struct plan *p, const struct plan_input *in)
     const struct config *c = in->config;
     const struct arch *a = in->arch;
     *p = (struct plan){.ranks = in->ranks, .ranks_per_node = in->machine->ranks_per_node, .recompute = c->train.recompute,
-                       .rl = is_rl(c), .spilled = *c->adam.spill_dir != 0};
+                       .rl = is_rl(c), .rollouts = is_rl(c) && !*c->train.replay, .spilled = *c->adam.spill_dir != 0};
     if (p->ranks_per_node > p->ranks) p->ranks_per_node = p->ranks;
     p->nodes = (p->ranks + p->ranks_per_node - 1) / p->ranks_per_node;
     p->shape = (struct mesh_shape){.tp = (int)c->mesh.tp, .pp = (int)c->mesh.pp, .ep = (int)c->mesh.ep,
@@ -62,6 +63,8 @@ static enum status describe(struct plan *p, const struct plan_input *in)
     p->rollout_shape = (struct mesh_shape){.tp = (int)(c->rollout.tp ? c->rollout.tp : c->mesh.tp), .pp = 1,
                                            .ep = (int)(c->rollout.ep ? c->rollout.ep : c->mesh.ep),
                                            .dp = (int)c->rollout.dp};
+    if (!p->rollouts) return OK;
+    if (!c->rollout.ep && p->ranks % p->rollout_shape.ep) p->rollout_shape.ep = 1;
     enum status s = mesh_check(&p->rollout_shape, a, p->ranks);
     if (s) return status_prefix(s, "the rollout's mesh");
     p->aliased = p->shape.pp == 1 && p->shape.tp == p->rollout_shape.tp && p->shape.ep == p->rollout_shape.ep &&
@@ -80,18 +83,37 @@ static void count_batches(struct plan *p, const struct plan_input *in)
 
 /* ---------------------------------------------------------------- memory ----------------------------------------- */
 
-/* KV pages borrow the gradients' and the activations' arenas while rollouts run, so that the two peaks do not add up. */
-static void add_up(const struct plan *p, const struct plan_decode *d, struct plan_rank *r)
+/* Between steps the gradients' and the activations' memory holds nothing: KV pages and the decoding's workspaces lie in the
+ * first of them with room, else in memory of their own (rollout.c). */
+static int64_t lent(const struct plan *p, const struct plan_rank *r)
 {
-    int64_t kept = r->weights + d->weights + r->adam + r->comm + r->reserved;
-    int64_t training = r->gradients + r->activations[p->recompute];
+    int64_t room[] = {r->gradients, r->activations[p->recompute]}, want[] = {r->kv, r->rollout_work}, sum = 0;
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < 2; k++) {
+            if (want[i] > room[k]) continue;
+            room[k] -= plan_align(want[i], ARENA_ALIGN);
+            sum += want[i];
+            break;
+        }
+    return sum;
+}
+
+static void add_up(const struct plan *p, const struct plan_input *in, const struct plan_decode *d, struct plan_rank *r)
+{
     r->rollout_weights = d->weights;
     r->kv = d->kv;
     r->rollout_work = d->work;
-    r->host += d->host;
-    r->train_peak = kept + training;
-    r->rollout_peak = p->rl ? kept + d->kv + d->work : 0;
-    r->peak = r->train_peak > r->rollout_peak ? r->train_peak : r->rollout_peak;
+    r->lent = lent(p, r);
+    r->host_work += d->host;
+    r->host_samples = d->samples;
+    r->host_sync = d->sync_host;
+    if (!in->machine->gpu) { /* one memory for both */
+        r->reference = r->host_reference;
+        r->host_reference = 0;
+    }
+    r->host = r->host_work + r->host_adam + r->host_samples + r->host_sync + r->host_reference;
+    r->peak = r->weights + r->rollout_weights + r->gradients + r->activations[p->recompute] + r->adam + r->kv +
+              r->rollout_work - r->lent + r->reference + r->comm + r->reserved;
 }
 
 /* Bytes of the node that holds the most, its ranks being consecutive: `of` picks the number. */
@@ -148,7 +170,7 @@ static enum status fill_stages(struct plan *p, const struct plan_input *in, cons
         if (s) break;
         plan_counts(p, in, &m, r);
         r->sent[PLAN_SYNC] = d->sync_bytes;
-        add_up(p, d, r);
+        add_up(p, in, d, r);
         if (i == 0) p->params = model_count(&m, false), p->trained = model_count(&m, true);
         if (r->peak > p->stage[p->worst].peak) p->worst = i;
     }
@@ -169,7 +191,7 @@ enum status plan_rank_of(const struct plan *p, const struct plan_input *in, int 
     if (!s) {
         plan_counts(p, in, &m, r);
         r->sent[PLAN_SYNC] = d.sync_bytes;
-        add_up(p, &d, r);
+        add_up(p, in, &d, r);
     }
     model_destroy(&m);
     return s;
@@ -183,8 +205,8 @@ static void judge(struct plan *p, const struct plan_input *in)
     const struct plan_rank *r = &p->stage[p->worst];
     p->fits = false;
     if ((double)r->peak > m->memory_bytes)
-        snprintf(p->why, sizeof p->why, "stage %d needs %.1f GB a rank%s, %s has %.1f GB", p->worst, 1e-9 * (double)r->peak,
-                 r->rollout_peak > r->train_peak ? " while rollouts run" : "", m->name, 1e-9 * m->memory_bytes);
+        snprintf(p->why, sizeof p->why, "stage %d needs %.1f GB a rank, %s has %.1f GB", p->worst, 1e-9 * (double)r->peak,
+                 m->name, 1e-9 * m->memory_bytes);
     else if ((double)p->host_node > m->host_bytes)
         snprintf(p->why, sizeof p->why, "a node's ranks need %.1f GB of host memory, it has %.1f GB",
                  1e-9 * (double)p->host_node, 1e-9 * m->host_bytes);

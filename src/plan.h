@@ -13,7 +13,7 @@
 #include "plan_machine.h"
 #include "rollout.h"
 
-/* What is planned. plan_input_default() fills the last five from the configuration; a run that knows its data sets them. */
+/* What is planned. plan_input_default() fills the last six from the configuration; a run that knows its data sets them. */
 struct plan_input {
     const struct config *config;
     const struct arch *arch;
@@ -23,6 +23,7 @@ struct plan_input {
     int64_t sequences;       /* most of them in one micro-batch */
     double sample_tokens;    /* mean tokens of a sample */
     int32_t prompt_tokens;   /* RL: longest prompt */
+    int64_t held_out;        /* RL: prompts of an evaluation */
     double response_tokens;  /* RL: mean tokens of a response */
 };
 
@@ -38,15 +39,20 @@ struct plan_rank {
     int64_t activations[3];   /* by enum recompute; the configuration's counts */
     int64_t adam;             /* resident state, or the buckets of a streamed one */
     int64_t kv, rollout_work; /* KV pages; the decoding's workspaces */
+    int64_t lent;             /* of these two, what lies in the memory of gradients and activations between steps */
+    int64_t reference;        /* the reference model: all of it on a CPU, else where one layer at a time passes through */
     int64_t comm, reserved;   /* communication buffers; what the machine keeps for itself */
-    int64_t train_peak, rollout_peak, peak; /* where the tensors live: GPU, or host on a CPU */
-    int64_t host;             /* host memory beside that: pinned buffers, indices, staging */
+    int64_t peak;             /* all of the above where the tensors live: GPU, or host on a CPU */
+    int64_t host;             /* host memory beside that, the sum of the next five */
+    int64_t host_work, host_adam, host_samples, host_sync; /* micro-batches; pinned buckets of a streamed Adam; the step's
+                                 samples; exchange of weights with the rollout mesh */
+    int64_t host_reference;   /* the reference model, pinned */
     int64_t spill;            /* of the optimizer state on local disk */
     int64_t sent[PLAN_NETS];  /* leaving it in a step */
     double flops;             /* it computes in a step's forwards and backwards, recomputation included */
 };
 
-enum plan_part { PLAN_ROLLOUT, PLAN_OLD, PLAN_FORWARD_BACKWARD, PLAN_REDUCE, PLAN_ADAM, PLAN_SYNC_TIME, PLAN_PARTS };
+enum plan_part { PLAN_ROLLOUT, PLAN_OLD, PLAN_REF, PLAN_FORWARD_BACKWARD, PLAN_REDUCE, PLAN_ADAM, PLAN_SYNC_TIME, PLAN_PARTS };
 extern const char *const plan_part_name[PLAN_PARTS];
 
 struct plan {
@@ -56,7 +62,7 @@ struct plan {
     enum recompute recompute;
     int64_t params, trained;   /* of the model */
     int64_t adam_state;        /* bytes of Adam state of the model: master and moments */
-    bool spilled, aliased, rl;
+    bool spilled, aliased, rl, rollouts; /* rollouts: RL that generates, not replays */
     int64_t rows, micro_batches; /* rows of the largest micro-batch; micro-batches of an update on each rank */
     int updates;               /* of a step */
     int64_t page_tokens, pages; /* KV */
@@ -103,6 +109,11 @@ enum status plan_sweep_json(const struct plan_sweep *s, FILE *out);
 
 /* One rank by itself: memory, what it sends and computes. `p` comes from plan_estimate() or plan_compute(). */
 enum status plan_rank_of(const struct plan *p, const struct plan_input *in, int rank, struct plan_rank *r);
+
+struct trainer;
+/* Logs what the run planned for this rank against what its arenas took, and the largest difference of all ranks; a warning
+ * where that is over 3%. Collective over the world. */
+enum status plan_compare(struct trainer *t);
 
 /* Floating-point operations of one token of a sample of `sample_tokens`, forward, through layers [first, first + n) and
  * the head: a rank has 1/tp of it. */

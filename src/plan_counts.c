@@ -94,7 +94,9 @@ void plan_counts(const struct plan *p, const struct plan_input *in, const struct
     int64_t rows = plan_align((int64_t)ceil(tokens / micro), g->tp);
     double scale = tokens / ((double)rows * micro) * micro; /* the mean micro-batch is not padded to a whole row */
     plan_sent_micro(m, rows, in->config->train.logits_chunk, p->recompute, true, sent);
-    if (p->rl) plan_sent_micro(m, rows, in->config->train.logits_chunk, p->recompute, false, sent);
+    int forwards = p->rl ? 1 + (in->config->rl.kl_coef != 0 || in->config->ref.report) : 0; /* old, reference */
+    for (int i = 0; i < forwards; i++)
+        plan_sent_micro(m, rows, in->config->train.logits_chunk, p->recompute, false, sent);
     for (int i = 0; i < PLAN_NETS; i++) sent[i] *= scale;
     double update[PLAN_NETS] = {0};
     plan_sent_update(m, update);
@@ -106,7 +108,7 @@ void plan_counts(const struct plan *p, const struct plan_input *in, const struct
     double backward = 2 * (f.dense + f.experts) + 2.5 * f.attention;
     if (p->recompute == RECOMPUTE_LAYER) backward += layers.dense + layers.experts + layers.attention + layers.frozen;
     if (p->recompute == RECOMPUTE_ATTENTION) backward += layers.attention + layers.frozen;
-    r->flops = tokens / g->tp * ((p->rl ? 2 : 1) * forward + backward);
+    r->flops = tokens / g->tp * ((1 + forwards) * forward + backward);
 }
 
 double plan_outside(const struct plan_machine *m, int rank, int stride, int size)

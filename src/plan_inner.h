@@ -8,12 +8,13 @@
 const struct ops *plan_ops(const struct plan_machine *m);
 /* A model of the planned training mesh as `rank` sees it, its mesh in *mesh; model_destroy() frees it. */
 enum status plan_model(const struct plan *p, const struct plan_input *in, int rank, struct mesh *mesh, struct model *m);
-/* Everything of plan_rank up to `spill`, given the model. Stages with equal layers may share one model: only its mesh is
- * read for the stage. */
+/* Everything of plan_rank up to `spill` but for the rollout's, given the model. Stages with equal layers may share one
+ * model: only its mesh is read for the stage. */
 enum status plan_memory(const struct plan *p, const struct plan_input *in, const struct model *m, struct plan_rank *r);
 /* Rollout weights, KV pages and workspaces, and the bytes that a sync brings to a rank: the same for all ranks. */
 struct plan_decode {
     int64_t weights, kv, work, host, sync_bytes;
+    int64_t samples, sync_host; /* host memory */
     int64_t dense_bytes, expert_bytes; /* of the weights, for decoding's time */
     int64_t page_bytes;
 };

@@ -1,9 +1,12 @@
 /* Memory of a rank. Nothing is computed here that an arena's own size function knows: model, pipeline, rollout and Adam are
  * asked, over an op table whose memory is address space only. */
 #include "adam.h"
+#include "experience.h"
 #include "pipeline.h"
 #include "plan_inner.h"
+#include "reference.h"
 #include "spill.h"
+#include "sync.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -159,7 +162,8 @@ enum status plan_memory(const struct plan *p, const struct plan_input *in, const
     int64_t element = c->adam.moments == DTYPE_BF16 ? 8 : 12;
     struct pipeline_options o = {.T = p->rows, .S = in->sequences < p->rows ? in->sequences : p->rows,
                                  .max_seqlen = in->longest, .logits_chunk = c->train.logits_chunk, .train = true,
-                                 .deterministic = c->run.deterministic};
+                                 .deterministic = c->run.deterministic, .count_experts = true,
+                                 .replay = p->rl && c->rl.routing_replay};
     size_t device = 0, host = 0;
     count_params(m, r);
     r->first_layer = m->mesh->first_layer;
@@ -171,11 +175,12 @@ enum status plan_memory(const struct plan *p, const struct plan_input *in, const
         o.recompute = (enum recompute)i;
         TRY(pipeline_bytes(m, &o, &device, &host));
         r->activations[i] = (int64_t)device;
-        if (o.recompute == p->recompute) r->host = (int64_t)host;
+        if (o.recompute == p->recompute) r->host_work = (int64_t)host;
     }
     if (p->spilled) TRY(spill_sizes(m, c->adam.moments == DTYPE_BF16 ? DT_BF16 : DT_F32, &r->adam, &r->spill));
     else r->adam = r->adam_elems * element;
-    if (p->spilled && m->ops->place == PLACE_DEVICE) r->host += r->adam;
+    if (p->spilled && m->ops->place == PLACE_DEVICE) r->host_adam = r->adam;
+    if (p->rl && (c->rl.kl_coef != 0 || c->ref.report)) TRY(reference_bytes(m, &r->reference, &r->host_reference));
     TRY(comm_bytes(m, p->rows, &r->comm));
     r->reserved = (int64_t)in->machine->reserved_bytes;
     return OK;
@@ -228,26 +233,48 @@ static void split_weights(const struct model *m, struct plan_decode *d)
     }
 }
 
-enum status plan_rollout_memory(struct plan *p, const struct plan_input *in, struct plan_decode *d)
+/* As worker_open() asks for them. */
+static struct rollout_options engine_options(const struct config *c, const struct plan_input *in, int64_t capacity)
+{
+    enum { PASS_ROWS = 2048 };
+    struct rollout_options o = {.max_batch = (int)c->rollout.max_batch, .max_tokens = PASS_ROWS, .pages = c->rollout.kv_pages,
+                                .max_len = in->prompt_tokens + (int)c->rollout.max_new_tokens,
+                                .record_routing = c->rl.routing_replay};
+    if (o.max_batch > capacity) o.max_batch = (int)capacity;
+    if (o.max_tokens > (int64_t)o.max_batch * o.max_len) o.max_tokens = (int64_t)o.max_batch * o.max_len;
+    return o;
+}
+
+static int64_t sample_bytes(const struct plan_input *in, int64_t samples)
 {
     const struct config *c = in->config;
+    const struct arch *a = in->arch;
+    int64_t moe = 0, news = c->rollout.max_new_tokens;
+    for (int l = 0; l < a->layers && c->rl.routing_replay; l++) moe += a->moe[l];
+    return experience_bytes(samples, in->prompt_tokens, news, moe, a->experts_per_token) +
+           experience_bytes(in->held_out ? in->held_out : 1, in->prompt_tokens, news, moe, a->experts_per_token);
+}
+
+enum status plan_rollout_memory(struct plan *p, const struct plan_input *in, struct plan_decode *d)
+{
     struct mesh mesh;
     struct model m = {0};
     struct rollout r = {0};
+    int64_t samples = (int64_t)p->samples;
     *d = (struct plan_decode){0};
-    if (!p->rl) return OK;
-    int64_t rows = c->rollout.max_batch > 2048 ? c->rollout.max_batch : 2048;
-    struct rollout_options o = {.max_batch = (int)c->rollout.max_batch, .max_tokens = rows, .pages = c->rollout.kv_pages,
-                                .max_len = in->prompt_tokens + (int)c->rollout.max_new_tokens};
+    if (p->rl) d->samples = sample_bytes(in, samples);
+    if (!p->rollouts) return OK;
+    struct rollout_options o = engine_options(in->config, in, samples > in->held_out ? samples : in->held_out);
     TRY(mesh_plan(&mesh, p->rollout_shape, in->arch, p->ranks, p->rollout_shape.tp - 1));
     enum status s;
-    TRY_GOTO(s, done, model_create(&m, in->arch, &mesh, plan_ops(in->machine), NULL, p->rollout_dtype, INT64_MAX / 4));
+    TRY_GOTO(s, done, model_create(&m, in->arch, &mesh, plan_ops(in->machine), NULL, p->rollout_dtype, 1 << 24));
     TRY_GOTO(s, done, rollout_create(&r, &m, &o));
     d->weights = p->aliased ? 0 : (int64_t)model_weight_bytes(&m);
-    d->kv = (int64_t)r.pages_arena.size;
-    d->work = (int64_t)r.device.size;
+    d->kv = (int64_t)r.page_bytes;
+    d->work = (int64_t)r.work_bytes;
     d->host = (int64_t)r.host_arena.size;
     d->sync_bytes = p->aliased ? 0 : sync_bytes(p, in, &m);
+    d->sync_host = p->aliased ? 0 : sync_host_bytes(&m, p->ranks, in->config->adam.bucket_mb << 20);
     d->page_bytes = (int64_t)kvcache_page_bytes(&m);
     p->pages = r.cache.pages;
     p->page_tokens = r.cache.page;

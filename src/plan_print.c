@@ -33,9 +33,11 @@ static const struct row memory_rows[] = {
     ROW("weights", weights), ROW("rollout weights", rollout_weights), ROW("gradients", gradients),
     ROW("activations, recompute none", activations[0]), ROW("  recompute attention", activations[1]),
     ROW("  recompute layer", activations[2]), ROW("adam", adam), ROW("KV pages", kv),
-    ROW("decoding workspaces", rollout_work), ROW("communication", comm), ROW("reserved", reserved),
-    ROW("peak while training", train_peak), ROW("peak while rollouts run", rollout_peak),
-    ROW("host memory beside it", host), ROW("local disk", spill)};
+    ROW("decoding workspaces", rollout_work), ROW("  these lie in the above", lent), ROW("reference", reference),
+    ROW("communication", comm), ROW("reserved", reserved), ROW("all", peak),
+    ROW("host memory beside it", host), ROW("  micro-batches", host_work), ROW("  pinned buckets", host_adam),
+    ROW("  samples of a step", host_samples), ROW("  weight exchange", host_sync), ROW("  reference", host_reference),
+    ROW("local disk", spill)};
 enum { MEMORY_ROWS = sizeof memory_rows / sizeof *memory_rows };
 
 static int64_t value(const struct plan_rank *r, const struct row *row)
@@ -86,7 +88,7 @@ void plan_print(const struct plan *p, const struct plan_input *in, FILE *out)
     const struct plan_machine *m = in->machine;
     fprintf(out, "%.3f B parameters, %.3f B trained; %d ranks on %d node%s of %s: tp %d, pp %d, ep %d, dp %d\n",
             gb(p->params), gb(p->trained), p->ranks, p->nodes, p->nodes == 1 ? "" : "s", m->name, s->tp, s->pp, s->ep, s->dp);
-    if (p->rl)
+    if (p->rollouts)
         fprintf(out, "rollouts on tp %d, ep %d, dp %d%s; %" PRId64 " KV pages of %" PRId64 " tokens a rank\n",
                 p->rollout_shape.tp, p->rollout_shape.ep, p->rollout_shape.dp,
                 p->aliased ? ", with the trainer's own weights" : "", p->pages, p->page_tokens);
@@ -144,10 +146,15 @@ static json_t *rank_json(const struct plan *p, const struct plan_rank *r)
     set_int(o, "decoding_bytes", r->rollout_work);
     set_int(o, "communication_bytes", r->comm);
     set_int(o, "reserved_bytes", r->reserved);
-    set_int(o, "train_peak_bytes", r->train_peak);
-    set_int(o, "rollout_peak_bytes", r->rollout_peak);
+    set_int(o, "lent_bytes", r->lent);
+    set_int(o, "reference_bytes", r->reference);
     set_int(o, "peak_bytes", r->peak);
     set_int(o, "host_bytes", r->host);
+    set_int(o, "host_batches_bytes", r->host_work);
+    set_int(o, "host_buckets_bytes", r->host_adam);
+    set_int(o, "host_samples_bytes", r->host_samples);
+    set_int(o, "host_sync_bytes", r->host_sync);
+    set_int(o, "host_reference_bytes", r->host_reference);
     set_int(o, "local_disk_bytes", r->spill);
     for (int i = 0; i < PLAN_NETS; i++) set_int(sent, plan_net_name[i], r->sent[i]);
     json_object_set_new(o, "sent_bytes", sent);
@@ -162,7 +169,7 @@ enum status plan_print_json(const struct plan *p, const struct plan_input *in, F
     set_int(o, "ranks", p->ranks);
     set_int(o, "nodes", p->nodes);
     json_object_set_new(o, "mesh", shape_json(&p->shape));
-    if (p->rl) json_object_set_new(o, "rollout_mesh", shape_json(&p->rollout_shape));
+    if (p->rollouts) json_object_set_new(o, "rollout_mesh", shape_json(&p->rollout_shape));
     set_int(o, "params", p->params);
     set_int(o, "trained", p->trained);
     set_int(o, "adam_state_bytes", p->adam_state);

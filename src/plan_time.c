@@ -8,7 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
-const char *const plan_part_name[PLAN_PARTS] = {"rollout", "old_logprobs", "forward_backward", "reduce", "adam", "sync"};
+const char *const plan_part_name[PLAN_PARTS] = {"rollout", "old_logprobs", "ref_logprobs", "forward_backward", "reduce", "adam", "sync"};
 
 enum { KERNELS = 30 }; /* launches of a layer's forward */
 
@@ -197,6 +197,7 @@ static void name_limit(struct plan *p, const struct cost *slow)
     double share = 100 * p->time[most] / p->step_s;
     static const char *const because[PLAN_PARTS] = {
         [PLAN_ROLLOUT] = "decoding reads every weight for each token", [PLAN_OLD] = "the trainer's own log-probs",
+        [PLAN_REF] = "the reference's log-probs",
         [PLAN_REDUCE] = "gradients over the data-parallel network", [PLAN_SYNC_TIME] = "weights to the rollout mesh"};
     if (most == PLAN_FORWARD_BACKWARD)
         snprintf(p->limit, sizeof p->limit, "forward_backward, %.0f%% of the step: %s takes %.0f%% of the slowest stage, "
@@ -218,8 +219,9 @@ void plan_times(struct plan *p, const struct plan_input *in, const struct plan_d
     update_times(p, in, total(&slow) - total(&forward));
     if (p->rl) {
         p->time[PLAN_OLD] = p->updates * only;
-        p->time[PLAN_ROLLOUT] = rollout_time(p, in, d);
-        if (!p->aliased) p->time[PLAN_SYNC_TIME] = traffic(m, (double)d->sync_bytes, p->nodes > 1 ? 1 : 0, 1);
+        if (in->config->rl.kl_coef != 0 || in->config->ref.report) p->time[PLAN_REF] = p->updates * only;
+        if (p->rollouts) p->time[PLAN_ROLLOUT] = rollout_time(p, in, d);
+        if (p->rollouts && !p->aliased) p->time[PLAN_SYNC_TIME] = traffic(m, (double)d->sync_bytes, p->nodes > 1 ? 1 : 0, 1);
     }
     p->step_s = 0;
     for (int i = 0; i < PLAN_PARTS; i++) p->step_s += p->time[i];

@@ -61,7 +61,8 @@ static enum status fetch(void *ctx, int l)
     return OK;
 }
 
-static enum status stage(struct reference *r)
+/* Views of the kept weights, and what the staging area takes. */
+static enum status measure(struct reference *r)
 {
     struct model *m = &r->m;
     size_t bytes = (size_t)m->n_layers * sizeof *r->host;
@@ -72,7 +73,29 @@ static enum status stage(struct reference *r)
     r->whole[1] = m->final_norm;
     r->whole[2] = m->head;
     r->staging = arena_measure(m->ops->place, "reference");
-    TRY(carve(r, &r->staging));
+    return carve(r, &r->staging);
+}
+
+enum status reference_bytes(const struct model *trained, int64_t *staging, int64_t *kept)
+{
+    struct reference r = {.trained = (struct model *)trained};
+    enum status s = model_create(&r.m, &trained->arch, trained->mesh, trained->ops, trained->stream, trained->dtype,
+                                 INT64_MAX / 4);
+    *staging = 0;
+    *kept = s ? 0 : (int64_t)model_weight_bytes(&r.m);
+    if (!s && trained->ops->place != PLACE_HOST) {
+        s = model_alloc_at(&r.m, PLACE_PINNED);
+        if (!s) s = measure(&r);
+        *staging = (int64_t)r.staging.used;
+    }
+    reference_close(&r);
+    return s;
+}
+
+static enum status stage(struct reference *r)
+{
+    struct model *m = &r->m;
+    TRY(measure(r));
     void *base = NULL;
     r->staging.size = r->staging.used;
     r->staging.used = 0;

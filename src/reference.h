@@ -15,6 +15,9 @@ struct reference {
 
 /* Collective over the mesh of `trained`. */
 enum status reference_open(struct reference *r, const struct source *s, struct model *trained);
+/* What it will take: staging where the ops compute elsewhere than in host memory, and the kept weights. For planning, over
+ * ops whose memory is address space only. */
+enum status reference_bytes(const struct model *trained, int64_t *staging, int64_t *kept);
 void reference_close(struct reference *r);
 /* Forward of all micro-batches with the reference's weights through the trainer's pipeline. Collective over the mesh. */
 enum status reference_run(struct reference *r, struct pipeline *p, const struct batch *b, const struct objective *o);

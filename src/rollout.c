@@ -90,7 +90,7 @@ enum status rollout_create(struct rollout *r, struct model *m, const struct roll
                     m->arch.max_positions);
     if (r->o.max_tokens < r->o.max_batch) r->o.max_tokens = r->o.max_batch;
     r->max_pages = (r->o.max_len + page - 1) / page;
-    for (int l = 0; l < m->n_layers; l++) r->moe_layers += m->layers[l].moe;
+    for (int l = 0; l < m->n_layers; l++) r->moe_layers += m->arch.moe[m->mesh->first_layer + l];
     int64_t pages = r->o.pages ? r->o.pages : r->max_pages * r->o.max_batch;
     if (pages < r->max_pages)
         return FAIL(ERR_CONFIG, "rollout.kv_pages=%" PRId64 " hold %" PRId64 " tokens, one sequence of %d needs %" PRId64,

@@ -171,6 +171,22 @@ static bool same_layout(const struct model *a, const struct model *b)
            a->mesh->dp == b->mesh->dp;
 }
 
+/* A window is at least one index of a first dimension. It may go to everybody, so that large jobs take smaller ones. */
+static int64_t window_of(const struct model *from, int world, int64_t bucket_bytes)
+{
+    int64_t most = ((int64_t)8 << 30) / world, largest = bucket_bytes < most ? bucket_bytes : most;
+    for (int i = 0; i < from->n_params; i++) {
+        int64_t one = from->params[i].dim[1] * from->params[i].dim[2] * 4;
+        if (one > largest) largest = one;
+    }
+    return largest;
+}
+
+int64_t sync_host_bytes(const struct model *from, int world, int64_t bucket_bytes)
+{
+    return window_of(from, world, bucket_bytes) * (world + 2);
+}
+
 enum status sync_create(struct sync *s, struct model *from, struct model *to, int64_t bucket_bytes)
 {
     *s = (struct sync){.from = from, .to = to, .aliased = same_layout(from, to)};
@@ -179,13 +195,7 @@ enum status sync_create(struct sync *s, struct model *from, struct model *to, in
         return OK;
     }
     TRY(model_alloc(to));
-    int64_t largest = 0; /* a window is at least one index of a first dimension, and may go to everybody */
-    for (int i = 0; i < from->n_params; i++) {
-        const struct param *p = &from->params[i];
-        int64_t one = p->dim[1] * p->dim[2] * 4;
-        if (one > largest) largest = one;
-    }
-    s->window_bytes = bucket_bytes > largest ? bucket_bytes : largest;
+    s->window_bytes = window_of(from, from->mesh->world.size, bucket_bytes);
     int64_t bytes = s->window_bytes * from->mesh->world.size;
     void *block = malloc((size_t)(bytes + 2 * s->window_bytes));
     s->send_rows = calloc((size_t)from->mesh->world.size * 2, sizeof *s->send_rows);

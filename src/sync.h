@@ -20,6 +20,8 @@ struct sync {
 
 /* `to` was created on its own mesh; sync_create() allocates its weights, or aliases them. Collective over the world. */
 enum status sync_create(struct sync *s, struct model *from, struct model *to, int64_t bucket_bytes);
+/* Host memory of the exchange where weights are copied. For planning. */
+int64_t sync_host_bytes(const struct model *from, int world, int64_t bucket_bytes);
 void sync_destroy(struct sync *s);
 /* Brings `to` up to date. Collective over the world. */
 enum status sync_weights(struct sync *s);

@@ -1,6 +1,7 @@
 /* m3 train: the step, and the loop around it. */
 #include "trainer.h"
 
+#include "plan.h"
 #include "rl.h"
 #include "run_dir.h"
 
@@ -262,6 +263,7 @@ enum status trainer_run(struct trainer *t)
         }
     }
     if (!saved) TRY(save(t));
+    TRY(plan_compare(t));
     if (stop && t->state.step < c->train.steps)
         return FAIL(ERR_STOPPED, "stopped at step %" PRId64 " of %" PRId64 " with a checkpoint", t->state.step,
                     c->train.steps);

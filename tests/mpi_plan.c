@@ -3,6 +3,7 @@
 #include "../src/adam.h"
 #include "../src/pipeline.h"
 #include "../src/plan.h"
+#include "../src/worker.h"
 #include "check.h"
 
 enum { RANKS = 8, LEN = 32, SAMPLES = 16, MICRO = 64 };
@@ -102,6 +103,48 @@ static enum status step(struct model *m, struct pipeline *p, struct adam *adam, 
     return OK;
 }
 
+/* The rollout's side of an RL run on the same model: its weights, pages and workspaces, what the trainer lends it, and the
+ * buffers of the weight exchange. Odd cases lend too little and allocate pages of their own. */
+static enum status check_rollout(int which, const struct plan_machine *machine, const struct arch *a, struct model *m,
+                                 struct pipeline *pipe, struct pipeline_options o, char *const key[4])
+{
+    static const int rollout_tp[] = {4, 2, 8, 1}, rollout_ep[] = {8, 4, 2, 1};
+    char more[2][64];
+    snprintf(more[0], sizeof more[0], "rollout.tp=%d", rollout_tp[which % 4]);
+    snprintf(more[1], sizeof more[1], "rollout.ep=%d", rollout_ep[which % 4]);
+    char *keys[] = {key[0], key[1], key[2], key[3], more[0], more[1], "run.device=cpu", "adam.bucket_mb=1",
+                    "train.micro_batch_tokens=64", "train.logits_chunk=0", "train.objective=rl", "data.max_tokens=20",
+                    "rollout.max_new_tokens=12", which % 2 ? "rollout.max_batch=16" : "rollout.max_batch=3",
+                    "rl.prompts_per_step=4", "rollout.samples_per_prompt=4",
+                    which % 3 ? "rl.routing_replay=false" : "rl.routing_replay=true"};
+    struct config c;
+    struct plan_input in;
+    struct plan p;
+    struct plan_rank r;
+    struct worker w;
+    struct arena *lender[] = {&m->grads, &pipe->device};
+    TRY(config_load(&c, NULL, (int)(sizeof keys / sizeof *keys), keys));
+    plan_input_default(&in, &c, a, machine, RANKS);
+    TRY(plan_estimate(&p, &in));
+    TRY(plan_rank_of(&p, &in, comm_world_rank(), &r));
+    size_t device, host;
+    o.replay = c.rl.routing_replay;
+    o.S = 16;
+    TRY(pipeline_bytes(m, &o, &device, &host));
+    same("activations of RL", which, (double)device, (double)r.activations[p.recompute], 0);
+    TRY(worker_open(&w, &c, m, 20, 12, 16, lender, 2));
+    same("rollout weights", which, w.sync.aliased ? 0 : (double)(w.model.weights[0].size + w.model.weights[1].size),
+         (double)r.rollout_weights, 0.001);
+    same("KV pages", which, (double)w.engine.page_bytes, (double)r.kv, 0);
+    same("decoding", which, (double)w.engine.work_bytes, (double)r.rollout_work, 0);
+    same("lent", which, (double)w.engine.lent_bytes, (double)r.lent, 0);
+    same("exchange", which, (double)w.sync.window_bytes * (w.sync.aliased ? 0 : RANKS + 2), (double)r.host_sync, 0);
+    same("indices and samples", which, (double)(w.engine.host_arena.size + host), (double)r.host_work, 0);
+    worker_close(&w);
+    config_free(&c);
+    return OK;
+}
+
 static enum status check_mesh(int which, const struct plan_machine *machine)
 {
     const struct mesh_case *c = &meshes[which];
@@ -132,7 +175,8 @@ static enum status check_mesh(int which, const struct plan_machine *machine)
     TRY(model_alloc(&m));
     TRY(model_alloc_grads(&m));
     fill(&m);
-    struct pipeline_options o = {.T = MICRO, .S = SAMPLES, .max_seqlen = LEN, .recompute = c->recompute, .train = true};
+    struct pipeline_options o = {.T = MICRO, .S = SAMPLES, .max_seqlen = LEN, .recompute = c->recompute, .train = true,
+                                 .count_experts = true};
     struct adam_options ao = {.beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .moments = DT_F32};
     TRY(pipeline_create(&pipe, &m, &o));
     TRY(adam_create(&adam, &m, &ao));
@@ -152,6 +196,7 @@ static enum status check_mesh(int which, const struct plan_machine *machine)
     double even = 2 * rows * a.experts_per_token * (c->ep - 1) / c->ep, moved = rows_sent(&mesh, a.experts, rows);
     double more = passes * moe * (double)p.micro_batches * (moved - even) * a.hidden * 4;
     same("ep traffic", which, left[PLAN_EP], (double)r.sent[PLAN_EP] + more, 0);
+    TRY(check_rollout(which, machine, &a, &m, &pipe, o, (char *const[]){key[0], key[1], key[2], key[3]}));
 
     adam_destroy(&adam);
     pipeline_destroy(&pipe);

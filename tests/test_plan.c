@@ -1,10 +1,12 @@
 /* The planner against numbers worked out by hand, against memory really allocated, and against itself. */
 #include "../src/adam.h"
+#include "../src/experience.h"
 #include "../src/pipeline.h"
 #include "../src/plan.h"
 #include "check.h"
 
 #include <jansson.h>
+#include <malloc.h>
 #include <math.h>
 #include <unistd.h>
 
@@ -271,25 +273,63 @@ static void memory_is_what_the_arenas_take(void **state)
         check_ok(model_alloc(&m));
         check_ok(model_alloc_grads(&m));
         struct pipeline_options o = {.T = p.rows, .S = p.rows < 64 ? p.rows : 64, .max_seqlen = 70, .logits_chunk = 32,
-                                     .recompute = c.train.recompute, .train = true};
+                                     .recompute = c.train.recompute, .train = true, .count_experts = true};
         check_ok(pipeline_create(&pipe, &m, &o));
         struct adam_options ao = {.moments = DT_F32};
         check_ok(adam_create(&adam, &m, &ao));
-        struct rollout_options ro = {.max_batch = 4, .max_tokens = 2048, .max_len = 70};
+        struct arena *lender[] = {&m.grads, &pipe.device};
+        struct rollout_options ro = {.max_batch = 4, .max_tokens = 4 * 70, .max_len = 70, .lender = lender, .n_lenders = 2};
         check_ok(rollout_create(&roll, &m, &ro));
         check_equal_f((double)r->weights, (double)(m.weights[0].size + m.weights[1].size), 1e-3);
         check_equal_f((double)r->gradients, (double)m.grads.size, 1e-3);
         check_equal_f((double)r->adam, (double)adam.arena.size, 1e-2);
         assert_int_equal(r->activations[p.recompute], pipe.device.size);
-        assert_int_equal(r->kv, roll.pages_arena.size);
-        assert_int_equal(r->rollout_work, roll.device.size);
-        assert_int_equal(r->host, pipe.host_arena.size + roll.host_arena.size);
+        assert_int_equal(r->kv, roll.page_bytes);
+        assert_int_equal(r->rollout_work, roll.work_bytes);
+        assert_int_equal(r->lent, roll.lent_bytes);
+        assert_int_equal(r->host_work, pipe.host_arena.size + roll.host_arena.size);
         rollout_destroy(&roll);
         adam_destroy(&adam);
         pipeline_destroy(&pipe);
         model_destroy(&m);
         config_free(&c);
     }
+}
+
+static void samples_take_what_they_are_planned_to_take(void **state)
+{
+    (void)state;
+    struct experience e;
+    for (int moe = 0; moe < 3; moe += 2) {
+        check_ok(experience_create(&e, 64, 100, 300, moe, 4));
+        size_t taken = malloc_usable_size(e.prompt) + malloc_usable_size(e.draw) + malloc_usable_size(e.n_prompt) +
+                       malloc_usable_size(e.ids) + malloc_usable_size(e.mask) + malloc_usable_size(e.rollout) +
+                       malloc_usable_size(e.reward) + malloc_usable_size(e.dropped) + malloc_usable_size(e.experts);
+        check_equal_f((double)experience_bytes(64, 100, 300, moe, 4), (double)taken, 0.01);
+        experience_free(&e);
+    }
+}
+
+static void the_reference_is_kept_and_passes_through_layer_by_layer(void **state)
+{
+    (void)state;
+    struct config c;
+    check_ok(config_load(&c, "configs/m3_full.yaml", 0, NULL));
+    c.ref.report = true;
+    struct plan with = plan_of(&c, &full, &gb300, 32);
+    c.ref.report = false;
+    struct plan without = plan_of(&c, &full, &gb300, 32);
+    for (int i = 0; i < 4; i++) {
+        const struct plan_rank *r = &with.stage[i];
+        /* one layer of a middle stage: experts / 8, a quarter of attention and shared expert, and what is whole */
+        double layer = 2.0 * ((double)experts / 8 + (double)(attention + shared) / 4 + 4 * 128 * C / 4 + 128 * C) + 4.0 * router;
+        if (i == 1 || i == 2) check_equal_f((double)r->reference, layer, 2e-3);
+        assert_int_equal(r->peak - without.stage[i].peak, r->reference);
+        check_equal_f((double)r->host_reference, (double)r->weights, 1e-3);
+        assert_int_equal(r->host - without.stage[i].host, r->host_reference);
+    }
+    check_equal_f(with.time[PLAN_REF], with.time[PLAN_OLD], 1e-12);
+    config_free(&c);
 }
 
 static void shards_shrink_as_the_mesh_says(void **state)
@@ -574,6 +614,8 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(one_node_runs_four_layers),
     cmocka_unit_test(the_configs_and_the_tests_describe_the_same_full_model),
     cmocka_unit_test(memory_is_what_the_arenas_take),
+    cmocka_unit_test(samples_take_what_they_are_planned_to_take),
+    cmocka_unit_test(the_reference_is_kept_and_passes_through_layer_by_layer),
     cmocka_unit_test(shards_shrink_as_the_mesh_says),
     cmocka_unit_test(spilled_state_leaves_buckets_in_memory),
     cmocka_unit_test(what_does_not_fit_says_why_and_what_would),
