@@ -12,6 +12,7 @@
  */
 #include "command.h"
 #include "comm.h"
+#include "ops.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -40,6 +41,7 @@ int main(int argc, char **argv)
         printf("m3 0.1\n");
         return 0;
     }
+    ops_cpu_sleep(argv);
     enum status s = comm_open(&argc, &argv);
     log_open(comm_world_rank(), NULL);
     if (!s) s = dispatch(argc, argv);
