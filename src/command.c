@@ -133,14 +133,18 @@ enum status command_export(int argc, char **argv)
 
 enum status command_report(int argc, char **argv)
 {
-    const char *run, *other;
+    const char *run, *other = NULL, *out = NULL, *panels = NULL;
+    const struct cli_option options[] = {
+        {"--out", CLI_STRING, &out, NULL, "FILE", 0, 0, "the picture, FILE.svg or FILE.png; without it, RUN/report.png"},
+        {"--panels", CLI_STRING, &panels, NULL, "LIST", 0, 0, "which and in which order: loss,reward,gap,grad_norm,lr,kl,"
+         "clip,entropy,length,truncated,balance,speed,mfu,time,memory; without it, all that have numbers"}};
     const struct cli_argument arguments[] = {{"RUN", &run, "a run folder, finished or running", false},
                                              {"OTHER", &other, "another one to show beside it", true}};
     struct cli cli = {.command = "m3 report", .about = "Curves of a run: RUN/report.png and a text table.",
-                      .arguments = arguments, .n_arguments = 2};
+                      .options = options, .n_options = COUNT(options), .arguments = arguments, .n_arguments = 2};
     TRY(cli_parse(&cli, argc, argv));
     if (cli.helped) return OK;
-    return report_run(run, other, stdout);
+    return report_run(run, other, out, panels, stdout);
 }
 
 enum status command_train(int argc, char **argv)

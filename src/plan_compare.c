@@ -5,7 +5,7 @@
 #include "rl.h"
 #include "spill.h"
 
-#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
@@ -107,7 +107,7 @@ enum status plan_compare(struct trainer *t)
     TRY(comm_max_double(&t->mesh.world, worst, 2));
     if (t->mesh.world.rank == 0) {
         show(&r, plan, is);
-        double off = worst[0] > worst[1] ? worst[0] : worst[1];
+        double off = fabs(worst[0] > worst[1] ? worst[0] : worst[1]);
         if (off > 3) log_warn("memory: a rank is %.1f%% away from its plan", off);
         else log_info("memory: every rank within %.1f%% of its plan", off);
     }

@@ -53,17 +53,17 @@ enum status report_write(const char *dir, const char *other, const char *path, c
     return s;
 }
 
-enum status report_run(const char *dir, const char *other, FILE *out)
+enum status report_run(const char *dir, const char *other, const char *picture, const char *panels, FILE *out)
 {
     struct report_data d;
     char path[4096];
-    if (snprintf(path, sizeof path, "%s/report.png", dir) >= (int)sizeof path)
+    if (!picture && snprintf(path, sizeof path, "%s/report.png", dir) >= (int)sizeof path)
         return FAIL(ERR_IO, "the path is too long: %.200s...", dir);
     TRY(report_read(&d, dir, other));
     report_text(&d, out);
     fflush(out);
-    enum status s = draw(&d, path, NULL);
+    enum status s = draw(&d, picture ? picture : path, panels);
     report_free(&d);
-    if (!s) fprintf(out, "\ncurves: %s\n", path);
+    if (!s) fprintf(out, "\ncurves: %s\n", picture ? picture : path);
     return s;
 }

@@ -3,9 +3,10 @@
 #define REPORT_H
 #include "metrics.h"
 
-/* Prints the table of DIR's metrics (beside OTHER's, unless NULL) on `out` and draws DIR/report.png. The table is there
- * also when the picture fails, as without gnuplot: then the failure is returned. ERR_IO, ERR_FORMAT. */
-enum status report_run(const char *dir, const char *other, FILE *out);
+/* Prints the table of DIR's metrics (beside OTHER's, unless NULL) on `out` and draws `picture`, or DIR/report.png where that
+ * is NULL. The table is there also when the picture fails, as without gnuplot: then the failure is returned. `panels` as
+ * below. ERR_IO, ERR_FORMAT, ERR_USAGE. */
+enum status report_run(const char *dir, const char *other, const char *picture, const char *panels, FILE *out);
 
 /* Draws the picture alone, .svg or (any other name) PNG. `panels`: which and in which order, "loss,reward,gap", or
  * NULL: all that the run has numbers for. ERR_USAGE for an unknown panel, ERR_FORMAT when there is nothing to draw. */

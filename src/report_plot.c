@@ -33,7 +33,7 @@ static const struct panel panels[] = {
     {"speed", "speed", CURVES, {"tokens_per_s", "rollout_tokens_per_s"}, {"training tokens/s", "rollout tokens/s"}},
     {"mfu", "model FLOP/s of the peak", CURVES, {"mfu"}, {"mfu"}},
     {"time", "seconds of a step by stage", STACK, {"time_", "_s"}, {NULL}},
-    {"memory", "peak memory by purpose, GiB", BARS, {"memory_", "_bytes"}, {NULL}},
+    {"memory", "peak memory by purpose", BARS, {"memory_", "_bytes"}, {NULL}},
 };
 enum { PANELS = sizeof panels / sizeof *panels };
 
@@ -141,7 +141,7 @@ static void print_curve(struct page *pg, const char *block, int c, int64_t n, co
 static void print_curves(struct page *pg, const struct panel *p, int number)
 {
     char block[64];
-    int drawn = 0;
+    int drawn = 0, curves = 0;
     for (int pass = 0; pass < 2; pass++)
         for (int r = 0; r < pg->d->n; r++)
             for (int k = 0; k < MAX_CURVES && p->name[k]; k++) {
@@ -150,10 +150,12 @@ static void print_curves(struct page *pg, const struct panel *p, int number)
                 snprintf(block, sizeof block, "p%d_%d_%d", number, r, k);
                 if (pass == 0) {
                     print_data(pg, block, s, p->kind == EXACT_CURVES);
+                    curves++;
                     continue;
                 }
-                fputs(drawn ? ", " : "plot ", pg->f);
-                print_curve(pg, block, drawn++, s->n, p->label[k], pg->d->n > 1 ? pg->d->name[r] : NULL);
+                if (!drawn++) fprintf(pg->f, "set offsets 0,0,graph %.2f,0\nplot ", 0.06 + 0.075 * curves); /* the key's room */
+                else fputs(", ", pg->f);
+                print_curve(pg, block, k + 3 * r, s->n, p->label[k], pg->d->n > 1 ? pg->d->name[r] : NULL);
             }
     fputs("\n", pg->f);
 }
@@ -163,7 +165,7 @@ static bool matches(const char *name, const struct panel *p, char *middle, size_
     size_t n = strlen(name), a = strlen(p->name[0]), b = strlen(p->name[1]);
     if (n <= a + b || strncmp(name, p->name[0], a) || strcmp(name + n - b, p->name[1])) return false;
     snprintf(middle, size, "%.*s", (int)(n - a - b), name + a);
-    return true;
+    return p->kind != STACK || strcmp(middle, "step"); /* the whole, not a part */
 }
 
 static double total(const struct series *s)
@@ -239,24 +241,36 @@ static double peak(const struct series *s)
     return x;
 }
 
+/* 1, 2 or 5 times a power of ten: at most five tics. */
+static double tic_step(double most)
+{
+    double step = most > 0 ? pow(10, floor(log10(most))) : 1;
+    if (most / step > 5) return 2 * step;
+    return most / step < 2 ? step / 2 : step;
+}
+
 /* A bar a purpose and run, its value behind it. */
 static void print_bars(struct page *pg, const struct panel *p, int number, double lo, double hi)
 {
     const struct series *s[MAX_CURVES];
     char middle[METRICS_NAME];
     int n = pick(pg, p, s);
-    double scale = 1.0 / (1 << 30), most = 0, width = 0.7 / pg->d->n;
+    double scale = 1, most = 0, width = 0.7 / pg->d->n;
+    static const char *const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+    int unit = 0;
+    for (int k = 0; k < n; k++)
+        for (int r = 0; r < pg->d->n; r++) most = fmax(most, peak(metrics_series(&pg->d->table[r], s[k]->name)));
+    for (; most >= 1024 && unit < 4; most /= 1024, unit++) scale /= 1024;
     for (int r = 0; r < pg->d->n; r++) {
         fprintf(pg->f, "$p%d_%d << EOD\n", number, r);
         for (int k = 0; k < n; k++) {
             double x = peak(metrics_series(&pg->d->table[r], s[k]->name)) * scale, y = n - k + 0.35 - (r + 1) * width;
-            most = fmax(most, x);
             fprintf(pg->f, "%.6g %.6g %.6g %.3g\n", x, y, y + width - 0.04, x);
         }
         fprintf(pg->f, "EOD\n");
     }
-    fprintf(pg->f, "set xrange [0:%.6g]\nset yrange [0.4:%d.6]\nset lmargin 16\nset xlabel ''\nset ytics (",
-            most > 0 ? most * 1.25 : 1, n);
+    fprintf(pg->f, "set xrange [0:%.6g]\nset yrange [0.4:%d.6]\nset xtics %.6g\nset lmargin 16\nset xlabel '%s'\nset ytics (",
+            most > 0 ? most * 1.25 : 1, n, tic_step(most), units[unit]);
     for (int k = 0; k < n; k++) {
         matches(s[k]->name, p, middle, sizeof middle);
         fprintf(pg->f, "%s'%s' %d", k ? ", " : "", middle, n - k);
@@ -264,11 +278,11 @@ static void print_bars(struct page *pg, const struct panel *p, int number, doubl
     fprintf(pg->f, ")\nplot ");
     for (int r = 0; r < pg->d->n; r++) {
         fprintf(pg->f, "%s$p%d_%d using (0):2:(0):1:2:3 with boxxyerror fs solid 0.8 noborder lc rgb '%s' title ",
-                r ? ", " : "", number, r, color[r]);
+                r ? ", " : "", number, r, color[3 * r]);
         quote(pg->f, pg->d->n > 1 ? pg->d->name[r] : "");
         fprintf(pg->f, ", $p%d_%d using 1:(($2+$3)/2):(sprintf(' %%.3g', $4)) with labels left notitle", number, r);
     }
-    fprintf(pg->f, "\nset ytics auto\nset yrange [*:*]\nset xrange [%.10g:%.10g]\nset lmargin 10\n", lo, hi);
+    fprintf(pg->f, "\nset xtics autofreq\nset ytics auto\nset yrange [*:*]\nset xrange [%.10g:%.10g]\nset lmargin 10\n", lo, hi);
     fprintf(pg->f, "set xlabel 'step'\n");
 }
 

@@ -64,7 +64,7 @@ static enum status run_with_path(const char *search)
     size_t n;
     FILE *f = open_memstream(&text, &n);
     setenv("PATH", search, 1);
-    enum status s = report_run(dir, NULL, f);
+    enum status s = report_run(dir, NULL, NULL, NULL, f);
     setenv("PATH", old, 1);
     fclose(f);
     if (!strstr(text, "loss")) fail_msg("the table is missing: %s", text);
@@ -138,9 +138,9 @@ static void a_folder_without_metrics_is_refused_by_name(void **state)
     enum status s;
     free(text_of(NULL, &s));
     assert_int_equal(s, ERR_IO);
-    check_fails(report_run(dir, NULL, stderr), ERR_IO, "metrics.jsonl: cannot open");
+    check_fails(report_run(dir, NULL, NULL, NULL, stderr), ERR_IO, "metrics.jsonl: cannot open");
     put("");
-    check_fails(report_run(dir, NULL, stderr), ERR_FORMAT, "no line of metrics");
+    check_fails(report_run(dir, NULL, NULL, NULL, stderr), ERR_FORMAT, "no line of metrics");
     put("{\"step\":1,\"loss\":null}\n");
     check_fails(report_write(dir, NULL, picture, NULL), ERR_FORMAT, "no numbers to draw");
     check_fails(report_write(dir, NULL, picture, "loss,losses"), ERR_USAGE, "no panel 'losses'");
