@@ -75,6 +75,7 @@ struct config {
         enum overlong overlong;
         bool append_eos;
         char *prompt_field, *response_field, *text_field, *messages_field, *label_field;
+        char *instruction;    /* on a line of its own behind each prompt */
         char *tokenizer;
         enum tri_state chat;
     } data;

@@ -20,6 +20,7 @@ struct reader {
     const char *path;
     int64_t line, cap_tokens, cap_samples;
     struct ids ids, mask;
+    struct text prompt;
 };
 
 static enum status grow(void *array, int64_t *cap, int64_t need, size_t element)
@@ -127,6 +128,15 @@ static bool use_chat(const struct reader *r)
     return r->o->chat == TRI_TRUE || (r->o->chat == TRI_AUTO && tokenizer_id(r->tok, "]~b]") >= 0);
 }
 
+enum status data_prompt_text(struct text *text, const struct data_options *o, const char *prompt, size_t n)
+{
+    text->n = 0;
+    TRY(text_push(text, prompt, n));
+    if (!o->instruction || !*o->instruction) return OK;
+    TRY(text_push(text, "\n", 1));
+    return text_push(text, o->instruction, strlen(o->instruction));
+}
+
 static enum status read_prompt(struct reader *r, const json_t *object)
 {
     const char *prompt, *response;
@@ -134,6 +144,9 @@ static enum status read_prompt(struct reader *r, const json_t *object)
     TRY(need_tokenizer(r));
     TRY(string_of(object, r->o->prompt_field, &prompt, &np));
     TRY(string_of(object, r->o->response_field, &response, &nr));
+    TRY(data_prompt_text(&r->prompt, r->o, prompt, np));
+    prompt = r->prompt.n ? r->prompt.data : "";
+    np = r->prompt.n;
     if (use_chat(r)) {
         struct chat_message m[] = {{"user", prompt, np}, {"assistant", response, nr}};
         return chat_render(r->tok, m, 2, CHAT_THINKING_DISABLED, false, &r->ids, &r->mask);
@@ -262,6 +275,7 @@ enum status dataset_load(struct dataset *d, struct group *g, const char *path, c
         s = read_file(&r);
         ids_free(&r.ids);
         ids_free(&r.mask);
+        text_free(&r.prompt);
     }
     TRY(comm_agree(g, s));
     return share(d, g);

@@ -12,6 +12,7 @@
 #include "batch.h"
 #include "comm.h"
 #include "config.h"
+#include "text.h"
 #include "tokenizer.h"
 
 struct data_options {
@@ -24,6 +25,7 @@ struct data_options {
     bool every_line;         /* every line is a sample or an error: nothing is rejected, cut or skipped */
     int64_t limit;           /* samples at most; 0: all */
     const char *prompt_field, *response_field, *text_field, *messages_field;
+    const char *instruction; /* NULL or "": none */
 };
 
 struct dataset {
@@ -40,6 +42,8 @@ struct dataset {
 enum status dataset_load(struct dataset *d, struct group *g, const char *path, const struct tokenizer *tok,
                          const struct data_options *o);
 void dataset_free(struct dataset *d);
+/* Replaces what *text holds by the prompt and, on a line of its own, the instruction. ERR_MEMORY. */
+enum status data_prompt_text(struct text *text, const struct data_options *o, const char *prompt, size_t n);
 /* Share of the tokens that are targets. */
 double dataset_target_share(const struct dataset *d);
 struct sample dataset_sample(const struct dataset *d, int64_t i);

@@ -39,11 +39,14 @@ static enum status encode_prompt(struct prompt_reader *r, const json_t *object, 
     *text = strdup(json_string_value(prompt));
     if (!*text) return FAIL(ERR_MEMORY, "a prompt");
     bool chat = r->o->chat == TRI_TRUE || (r->o->chat == TRI_AUTO && tokenizer_id(r->tok, "]~b]") >= 0);
-    if (!chat) return tokenizer_encode(r->tok, json_string_value(prompt), json_string_length(prompt), false, ids);
+    struct text asked = {0};
     struct ids mask = {0};
-    struct chat_message m = {"user", json_string_value(prompt), json_string_length(prompt)};
-    enum status s = chat_render(r->tok, &m, 1, CHAT_THINKING_DISABLED, true, ids, &mask);
+    enum status s = data_prompt_text(&asked, r->o, json_string_value(prompt), json_string_length(prompt));
+    struct chat_message m = {"user", asked.n ? asked.data : "", asked.n};
+    if (!s && chat) s = chat_render(r->tok, &m, 1, CHAT_THINKING_DISABLED, true, ids, &mask);
+    else if (!s) s = tokenizer_encode(r->tok, m.content, m.len, false, ids);
     ids_free(&mask);
+    text_free(&asked);
     return s;
 }
 

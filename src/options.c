@@ -88,6 +88,8 @@ const struct option options[] = {
     STRING_(data.text_field, "text", 0, "Name of the text's field."),
     STRING_(data.messages_field, "messages", 0, "Name of the field with a list of role and content."),
     STRING_(data.label_field, "label", 0, "Name of the field with what a reward compares to."),
+    STRING_(data.instruction, "", 0,
+            "Put on a line of its own behind each prompt, such as: Put the answer in \\boxed{}."),
     PATH_(data.tokenizer, 0, "tokenizer.json to use; not set: the checkpoint's own."),
     ENUM_(data.chat, "auto", NAMES("auto", "true", "false"), 0,
           "Render prompt and response in the chat layout; auto does when the tokenizer has its tokens."),

@@ -16,7 +16,8 @@ static enum status load_prompts(struct trainer *t, struct prompts *p, const char
 {
     const struct config *c = &t->config;
     struct data_options o = {.format = c->data.format, .chat = c->data.chat, .vocab = t->source.arch.vocab, .limit = limit,
-                             .prompt_field = c->data.prompt_field, .messages_field = c->data.messages_field};
+                             .prompt_field = c->data.prompt_field, .messages_field = c->data.messages_field,
+                             .instruction = c->data.instruction};
     int64_t too_long;
     TRY(prompts_load(p, &t->mesh.world, path, t->tok, &o, c->data.label_field, max_prompt, &too_long));
     log_info("%s: %" PRId64 " prompts, longest %d tokens; %" PRId64 " over %d left out", path, p->n, p->longest, too_long,

@@ -38,7 +38,8 @@ static enum status open_data(struct trainer *t)
                              .max_tokens = c->data.max_tokens ? (int)c->data.max_tokens : a->max_positions,
                              .vocab = a->vocab, .eos_id = a->eos_id, .append_eos = c->data.append_eos,
                              .prompt_field = c->data.prompt_field, .response_field = c->data.response_field,
-                             .text_field = c->data.text_field, .messages_field = c->data.messages_field};
+                             .text_field = c->data.text_field, .messages_field = c->data.messages_field,
+                             .instruction = c->data.instruction};
     if (o.eos_id < 0 && t->tok) o.eos_id = tokenizer_id(t->tok, "[e~[");
     if (c->train.objective == OBJECTIVE_RL) return rl_open_data(t);
     TRY(config_need(c, "data.train", "train"));
