@@ -99,11 +99,11 @@ void plan_sweep_print(const struct plan_sweep *s, int show, FILE *out)
     for (int i = 0; i < s->n; i++) {
         const struct plan_candidate *c = &s->list[i];
         int k = c->fits ? 0 : c->possible ? 1 : 2;
-        if (kind[k]++ == show && k < 2) fprintf(out, "  ... and %d more\n", n[k] - show);
+        if (kind[k]++ == show && show > 0) fprintf(out, "  ... and %d more\n", n[k] - show);
         if (kind[k] > show && show > 0) continue;
         fprintf(out, "  %4d %4d %4d %5d", c->shape.tp, c->shape.pp, c->shape.ep, c->shape.dp);
         if (c->possible)
-            fprintf(out, "  %10.4g %10.4g %5.1f%% %8.1f", c->tokens_per_s, c->step_s, 100 * c->mfu, 1e-9 * (double)c->peak);
+            fprintf(out, "  %10.0f %10.4g %5.1f%% %8.1f", c->tokens_per_s, c->step_s, 100 * c->mfu, 1e-9 * (double)c->peak);
         fprintf(out, "  %s\n", c->why);
     }
 }
@@ -142,7 +142,7 @@ static void print_best(const struct plan_candidate *c, double first, int ranks, 
     }
     char mesh[48];
     snprintf(mesh, sizeof mesh, "%d/%d/%d/%d", c->shape.tp, c->shape.pp, c->shape.ep, c->shape.dp);
-    fprintf(out, "  %-16s %10.4g %6.1f%%", mesh, c->tokens_per_s, 100 * c->mfu);
+    fprintf(out, "  %-16s %10.0f %6.1f%%", mesh, c->tokens_per_s, 100 * c->mfu);
     if (first > 0) fprintf(out, " %8.0f%%", 100 * c->tokens_per_s / first * base / ranks);
     else fprintf(out, " %9s", "");
 }
