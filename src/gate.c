@@ -43,15 +43,16 @@ void gates_close(struct gates *g)
     free(g->file);
     free(g->step);
     free(g->grad_norm);
-    *g = (struct gates){.ppo_kl = NAN, .clip_fraction = NAN, .ref_kl = NAN, .logprob_abs_diff = NAN, .mean_logprob_diff = NAN,
-                        .grad_norm_rel = NAN};
+    *g = (struct gates){.ppo_kl = NAN, .clip_fraction = NAN, .ref_kl = NAN, .logprob_abs_diff = NAN,
+                        .mean_logprob_diff = NAN, .grad_norm_rel = NAN};
 }
 
 /* |value| < limit; NaN is not below anything. */
 static enum status below(const char *key, const char *metric, double limit, double value, int64_t step)
 {
     if (!config_is_set(limit) || fabs(value) < limit) return OK;
-    if (isnan(value)) return FAIL(ERR_GATE, "gate %s=%g failed at step %" PRId64 ": %s is NaN or missing", key, limit, step, metric);
+    if (isnan(value))
+        return FAIL(ERR_GATE, "gate %s=%g failed at step %" PRId64 ": %s is NaN or missing", key, limit, step, metric);
     return FAIL(ERR_GATE, "gate %s=%g failed at step %" PRId64 ": |%s| is %.9g", key, limit, step, metric, fabs(value));
 }
 
@@ -69,8 +70,8 @@ static enum status like_recorded(const struct gates *g, const struct gate_values
     double was = recorded(g, v->step);
     if (fabs(v->grad_norm - was) <= g->grad_norm_rel * fabs(was)) return OK;
     if (isnan(was))
-        return FAIL(ERR_GATE, "gate gates.grad_norm_rel=%g failed at step %" PRId64 ": grad_norm is %.9g, and %s has none for "
-                    "this step", g->grad_norm_rel, v->step, v->grad_norm, g->file);
+        return FAIL(ERR_GATE, "gate gates.grad_norm_rel=%g failed at step %" PRId64 ": grad_norm is %.9g, and %s has "
+                    "none for this step", g->grad_norm_rel, v->step, v->grad_norm, g->file);
     return FAIL(ERR_GATE, "gate gates.grad_norm_rel=%g failed at step %" PRId64 ": grad_norm is %.9g, %.9g in %s",
                 g->grad_norm_rel, v->step, v->grad_norm, was, g->file);
 }
@@ -84,7 +85,9 @@ enum status gate_check(const struct gates *g, const struct gate_values *v)
         }
         TRY(below("gates.ref_kl", "ref_kl", g->ref_kl, v->ref_kl, v->step));
     }
-    TRY(below("gates.logprob_abs_diff", "train_rollout_logprob_abs_diff", g->logprob_abs_diff, v->logprob_abs_diff, v->step));
-    TRY(below("gates.mean_logprob_diff", "train_rollout_logprob_diff", g->mean_logprob_diff, v->mean_logprob_diff, v->step));
+    TRY(below("gates.logprob_abs_diff", "train_rollout_logprob_abs_diff", g->logprob_abs_diff, v->logprob_abs_diff,
+              v->step));
+    TRY(below("gates.mean_logprob_diff", "train_rollout_logprob_diff", g->mean_logprob_diff, v->mean_logprob_diff,
+              v->step));
     return like_recorded(g, v);
 }

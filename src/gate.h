@@ -1,5 +1,5 @@
-/* Gates: limits on a step's numbers that end the run with status 3 and the metric's name (RL.md section 2). A limit that
- * is not set is no gate; a value that is NaN, or missing (NAN too), passes none that is set.
+/* Gates: limits on a step's numbers that end the run with status 3 and the metric's name. A limit that is not set is no
+ * gate; a value that is NaN, or missing (NAN too), passes none that is set.
  *
  *   first step    gates.ppo_kl, gates.clip_fraction   only when the trainer's own numerics made `old`
  *                 gates.ref_kl

@@ -11,17 +11,17 @@
 
 /* Words of fewer than three letters, or written right behind the number, are units only when they are here. */
 static const char *const short_units[] = {
-    "cm", "mm", "km", "dm", "nm", "ft", "in", "yd", "mi", "kg", "mg", "lb", "oz", "ml", "dl", "cl", "hr", "am", "pm", "ms",
-    "ns", "kw", "hz", "mb", "gb", "kb", "sq", "cu", "mph", "kph", "kmh", "km/h", "m/s", "lbs", "hrs", "min", "sec", "usd",
-    "eur", "deg", "st", "nd", "rd", "th", NULL};
+    "cm", "mm", "km", "dm", "nm", "ft", "in", "yd", "mi", "kg", "mg", "lb", "oz", "ml", "dl", "cl", "hr", "am",
+    "pm", "ms", "ns", "kw", "hz", "mb", "gb", "kb", "sq", "cu", "mph", "kph", "kmh", "lbs", "hrs", "min", "sec",
+    "usd", "eur", "deg", "st", "nd", "rd", "th", NULL};
 /* Words that change what the number before them means, or join it with another. */
 static const char *const no_units[] = {
-    "and", "or", "to", "not", "more", "less", "above", "below", "over", "under", "plus", "minus", "times", "divided", "point",
-    "mod", "modulo", "remainder", "base", "choose", "factorial", "squared", "cubed", "sqrt", "root", "sin", "cos", "tan",
-    "log", "exp", "negative", "hundred", "thousand", "million", "billion", "trillion", "dozen", "dozens", "half", "halves",
-    "third", "thirds", "quarter", "quarters", "fourth", "fourths", "fifth", "fifths", "sixth", "sixths", "seventh",
-    "sevenths", "eighth", "eighths", "ninth", "ninths", "tenth", "tenths", "hundredth", "hundredths", "thousandth",
-    "thousandths", "each", "pi", "inf", "infinity", NULL};
+    "and", "or", "to", "not", "more", "less", "above", "below", "over", "under", "plus", "minus", "times",
+    "divided", "point", "mod", "modulo", "remainder", "base", "choose", "factorial", "squared", "cubed", "sqrt",
+    "root", "sin", "cos", "tan", "log", "exp", "negative", "hundred", "thousand", "million", "billion", "trillion",
+    "dozen", "dozens", "half", "halves", "third", "thirds", "quarter", "quarters", "fourth", "fourths", "fifth",
+    "fifths", "sixth", "sixths", "seventh", "sevenths", "eighth", "eighths", "ninth", "ninths", "tenth", "tenths",
+    "hundredth", "hundredths", "thousandth", "thousandths", "each", "pi", "inf", "infinity", NULL};
 
 static bool listed(const char *const *list, const char *s, size_t n)
 {
@@ -41,14 +41,14 @@ static bool unit_word(const char *s, size_t n, bool marked, bool apart)
 static bool is_unit(const char *s, size_t n)
 {
     enum { MOST_WORDS = 6 };
-    bool marked = false, apart = false;
+    bool marked = false, apart = false, divides = false; /* divides: the h of km/h needs no more letters */
     int words = 0;
     for (size_t i = 0; i < n;) {
         size_t letters = 0;
         while (i + letters < n && isalpha((unsigned char)s[i + letters])) letters++;
         if (letters > 0) {
-            if (++words > MOST_WORDS || !unit_word(s + i, letters, marked, apart)) return false;
-            apart = false;
+            if (++words > MOST_WORDS || !unit_word(s + i, letters, marked || divides, apart)) return false;
+            apart = divides = false;
             i += letters;
             continue;
         }
@@ -62,7 +62,8 @@ static bool is_unit(const char *s, size_t n)
             continue;
         }
         if (s[i] == MATH_TEXT) marked = true;
-        else if (s[i] == ' ' || ((s[i] == '/' || s[i] == '-') && words > 0)) apart = true;
+        else if (s[i] == '/' && words > 0) divides = true;
+        else if (s[i] == ' ' || (s[i] == '-' && words > 0)) apart = true;
         else if (s[i] != '%' && s[i] != '.') return false;
         i++;
     }
@@ -221,7 +222,8 @@ static enum status last_box(const char *begin, const char *end, struct text *sta
             stack->n -= sizeof place;
             memcpy(&place, stack->data + stack->n, sizeof place);
             const char *inside = begin + place / 2 + 1;
-            if (place % 2 && (!found->data || inside > found->data)) *found = (struct math_span){inside, (size_t)(s - inside)};
+            if (place % 2 && (!found->data || inside > found->data))
+                *found = (struct math_span){inside, (size_t)(s - inside)};
         }
     }
     return OK;

@@ -1,4 +1,4 @@
-/* Answers in generated text: where the answer is, and whether two answers are the same (RL.md section 3).
+/* Answers in generated text: where the answer is, and whether two answers are the same.
  *
  * The text behind the last </think> or </mm:think> counts, all of it where there is none. In it, candidates are
  *     an `Answer:` line          the rest of the line; any case, `**Answer**:` and `Final answer:` too

@@ -26,8 +26,8 @@ struct math_number {
     struct math_decimal num, den;
 };
 
-/* Reads a number at the start of s[0, n). *used is how many bytes it took; 0 when there is none, and *zero_divisor tells
- * whether that was for a division by zero. With *used > 0 the number is the caller's to free. ERR_MEMORY. */
+/* Reads a number at the start of s[0, n). *used is how many bytes it took; 0 when there is none, and *zero_divisor
+ * tells whether that was for a division by zero. With *used > 0 the number is the caller's to free. ERR_MEMORY. */
 enum status math_number_scan(const char *s, size_t n, struct math_number *x, size_t *used, bool *zero_divisor);
 void math_number_free(struct math_number *x);
 /* ERR_MEMORY. */

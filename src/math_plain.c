@@ -129,11 +129,11 @@ static enum status root(struct plain *p)
 
 static enum status command(struct plain *p)
 {
-    static const char *const nothing[] = {"left", "right", "displaystyle", "textstyle", "big", "Big", "bigl", "bigr", "Bigl",
-                                          "Bigr", "pounds", "euro", "yen", "(", ")", "[", "]", "$", "!", NULL};
+    static const char *const nothing[] = {"left", "right", "displaystyle", "textstyle", "big", "Big", "bigl", "bigr",
+                                          "Bigl", "Bigr", "pounds", "euro", "yen", "(", ")", "[", "]", "$", "!", NULL};
     static const char *const fractions[] = {"frac", "dfrac", "tfrac", "cfrac", NULL};
-    static const char *const texts[] = {"text", "textbf", "textit", "textrm", "textsf", "texttt", "mathrm", "mathbf", "mathit",
-                                        "mathsf", "mbox", "hbox", "operatorname", NULL};
+    static const char *const texts[] = {"text", "textbf", "textit", "textrm", "textsf", "texttt", "mathrm", "mathbf",
+                                        "mathit", "mathsf", "mbox", "hbox", "operatorname", NULL};
     static const char *const space[] = {",", ";", ":", " ", "quad", "qquad", "\\", "\n", NULL};
     static const char *const product[] = {"cdot", "times", "ast", NULL};
     static const char *const degree[] = {"circ", "degree", NULL};
@@ -241,8 +241,8 @@ static enum status character(struct plain *p)
 
 /* ---------------------------------------------------------------- passes over the result ------------------------- */
 
-/* Groups of letters, digits and dots (or a lone symbol such as \pi) lose their ends, others get parentheses. `open` is a
- * scratch stack: for each open group its place, then whether it is simple so far. */
+/* Groups of letters, digits and dots (or a lone symbol such as \pi) lose their ends, others get parentheses. `open` is
+ * a scratch stack: for each open group its place, then whether it is simple so far. */
 static enum status resolve_groups(struct text *t, struct text *open, bool *bad)
 {
     struct level { size_t at; bool simple; } top;

@@ -23,7 +23,8 @@ enum status reward_open(struct reward **r, const struct config *c)
     (*r)->kind = c->reward.kind;
     (*r)->wrong = c->reward.negative ? -1 : 0;
     (*r)->target_length = c->reward.target_length;
-    if (c->reward.kind == REWARD_COMMAND) s = reward_command_open(&(*r)->command, c->reward.command, c->reward.timeout_s);
+    if (c->reward.kind == REWARD_COMMAND)
+        s = reward_command_open(&(*r)->command, c->reward.command, c->reward.timeout_s);
     if (c->reward.kind == REWARD_MATH) s = reward_lint(c->data.instruction);
     if (s) reward_close(r);
     return s;
@@ -62,8 +63,8 @@ static enum status math(const struct reward *r, const struct reward_sample *s, d
     bool usable, found, equal = false;
     TRY(math_answer_label(label, &want, &usable));
     if (!usable)
-        return FAIL(ERR_FORMAT, "reward.kind=math: the label \"%.60s\" of the prompt \"%.60s\" is no answer (data.label_field)",
-                    label, or_empty(s->prompt_text));
+        return FAIL(ERR_FORMAT, "reward.kind=math: the label \"%.60s\" of the prompt \"%.60s\" is no answer "
+                    "(data.label_field)", label, or_empty(s->prompt_text));
     TRY(math_answer_find(response, strlen(response), &answer, &found));
     if (found) TRY(math_answer_equal(answer, want, &equal));
     *out = equal ? 1 : r->wrong;
@@ -117,8 +118,8 @@ static enum status lint_form(const struct form *f, const char *instruction)
     TRY(math_answer_find(f->example, strlen(f->example), &answer, &found));
     if (found) TRY(math_answer_equal(answer, (struct math_span){label, sizeof label - 1}, &equal));
     if (equal) return OK;
-    return FAIL(ERR_CONFIG, "data.instruction \"%.120s\" makes a model write \"%s\", where reward.kind=math finds no answer: "
-                "ask for a line `Answer: N`, \\boxed{N} or #### N", instruction, f->example);
+    return FAIL(ERR_CONFIG, "data.instruction \"%.120s\" makes a model write \"%s\", where reward.kind=math finds no "
+                "answer: ask for a line `Answer: N`, \\boxed{N} or #### N", instruction, f->example);
 }
 
 enum status reward_lint(const char *instruction)
@@ -131,6 +132,6 @@ enum status reward_lint(const char *instruction)
         shown++;
     }
     if (shown) return OK;
-    return FAIL(ERR_CONFIG, "data.instruction \"%.120s\" does not say how to mark the answer for reward.kind=math: ask for a "
-                "line `Answer: N`, \\boxed{N} or #### N", instruction);
+    return FAIL(ERR_CONFIG, "data.instruction \"%.120s\" does not say how to mark the answer for reward.kind=math: ask "
+                "for a line `Answer: N`, \\boxed{N} or #### N", instruction);
 }

@@ -1,7 +1,7 @@
-/* Rewards of generated responses (RL.md section 3), by config `reward.kind`:
+/* Rewards of generated responses, by config `reward.kind`:
  *
  *   pseudo_random  a hash of all of the sample's token ids, in [0, 1)
- *   math           1 when the answer in the response equals the label (math_answer.h), else 0, or -1 with reward.negative
+ *   math           1 when the answer in the response equals the label (math_answer.h), else 0 (reward.negative: -1)
  *   length         tokens of the response / reward.target_length, at most 1
  *   command        what the user's program says (reward_command.h); NaN drops the sample
  *

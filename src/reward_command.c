@@ -71,7 +71,8 @@ static void shut(int *fd)
 
 static enum status add_line(struct text *input, const struct reward_sample *s)
 {
-    const char *const name[] = {"prompt", "response", "label"}, *const value[] = {s->prompt_text, s->response_text, s->label};
+    const char *const name[] = {"prompt", "response", "label"};
+    const char *const value[] = {s->prompt_text, s->response_text, s->label};
     struct text clean = {0};
     json_t *o = json_object();
     enum status st = o ? OK : FAIL(ERR_MEMORY, "a line of the reward command");
@@ -175,7 +176,8 @@ static enum status end_line(struct run *r)
     if (r->got == r->n) return FAIL(ERR_FORMAT, "reward.command printed more than %d lines", r->n);
     double x = strtod(r->number, &end);
     if (r->digits == 0 || *end || isinf(x) || strlen(r->number) != r->digits)
-        return FAIL(ERR_FORMAT, "reward.command: line %d of %d is \"%.60s\", not a number", r->got + 1, r->n, r->number);
+        return FAIL(ERR_FORMAT, "reward.command: line %d of %d is \"%.60s\", not a number", r->got + 1, r->n,
+                    r->number);
     r->out[r->got++] = x;
     r->digits = 0;
     return OK;
@@ -195,8 +197,8 @@ static enum status take_out(struct run *r)
             continue;
         }
         if (r->digits + 1 == sizeof r->number)
-            return FAIL(ERR_FORMAT, "reward.command: line %d of %d is longer than a number: \"%.40s...\"", r->got + 1, r->n,
-                        r->number);
+            return FAIL(ERR_FORMAT, "reward.command: line %d of %d is longer than a number: \"%.40s...\"", r->got + 1,
+                        r->n, r->number);
         r->number[r->digits++] = chunk[i];
     }
     return OK;

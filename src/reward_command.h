@@ -1,6 +1,6 @@
 /* A reward by a program of the user's. It is started once for a batch, without a shell, in a process group of its own,
- * with only its three standard streams: a JSON line {"prompt", "response", "label"} a sample on stdin, one number a line
- * expected on stdout in the same order; `nan` is no reward. What it writes on stderr is kept for the error.
+ * with only its three standard streams: a JSON line {"prompt", "response", "label"} a sample on stdin, and one number a
+ * line expected on stdout in the same order; `nan` is no reward. What it writes on stderr is kept for the error.
  *
  * It is an error, never a reward, when the program cannot be started, does not end in time, ends with another status
  * than 0 or by a signal, prints fewer or more lines than it was given, or a line that is no finite number and not nan.
