@@ -102,8 +102,9 @@ struct plan_sweep {
 };
 enum status plan_sweep_run(struct plan_sweep *s, const struct plan_input *in);
 void plan_sweep_free(struct plan_sweep *s);
-/* The best mesh for each rank count 32, 64, ... `most`: the batch as it is (strong) and growing with the ranks (weak). */
-enum status plan_scaling(const struct plan_input *in, int most, FILE *out);
+/* The best mesh for in->ranks, twice as many, ... `most` ranks: the batch as it is (strong) and growing with the ranks (weak).
+ * A table on `out` and, unless NULL, curves in `picture`, .svg or (any other name) PNG. */
+enum status plan_scaling(const struct plan_input *in, int most, const char *picture, FILE *out);
 void plan_sweep_print(const struct plan_sweep *s, int show, FILE *out);
 enum status plan_sweep_json(const struct plan_sweep *s, FILE *out);
 

@@ -13,7 +13,7 @@
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 
 struct plan_args {
-    const char *config, *machine, *model;
+    const char *config, *machine, *model, *plot;
     int64_t ranks, show, most;
     double sample_tokens;
     bool json, sweep;
@@ -71,7 +71,7 @@ static enum status sweep(const struct plan_args *args, const struct plan_input *
     if (!st && args->json) st = plan_sweep_json(&s, stdout);
     else if (!st) plan_sweep_print(&s, (int)args->show, stdout);
     plan_sweep_free(&s);
-    if (!st && args->most > in->ranks && !args->json) st = plan_scaling(in, (int)args->most, stdout);
+    if (!st && args->most > in->ranks && !args->json) st = plan_scaling(in, (int)args->most, args->plot, stdout);
     return st;
 }
 
@@ -115,7 +115,8 @@ enum status command_plan(int argc, char **argv)
         {"--json", CLI_FLAG, &a.json, NULL, NULL, 0, 0, "print JSON"},
         {"--sweep", CLI_FLAG, &a.sweep, NULL, NULL, 0, 0, "every mesh for this many ranks, the fastest first"},
         {"--show", CLI_INT, &a.show, "20", "N", 0, 1e6, "--sweep: lines of each kind; 0 is all"},
-        {"--up-to", CLI_INT, &a.most, "0", "N", 0, 1 << 16, "--sweep: scaling to this many ranks as well"}};
+        {"--up-to", CLI_INT, &a.most, "0", "N", 0, 1 << 16, "--sweep: scaling to this many ranks as well"},
+        {"--plot", CLI_STRING, &a.plot, NULL, "FILE", 0, 0, "--up-to: its curves, FILE.svg or FILE.png"}};
     const struct cli_argument arguments[] = {{"CONFIG.yaml", &a.config, "the configuration of a run", false}};
     struct cli cli = {.command = "m3 plan", .about = "Memory, disk, traffic and time of a run, without the machine.",
                       .options = options, .n_options = COUNT(options), .arguments = arguments, .n_arguments = 1,

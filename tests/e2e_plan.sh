@@ -49,6 +49,10 @@ for ranks in 32 512 4096; do
 done
 check "impossible ones say why" grep -q 'mesh.ep=256 does not divide num_local_experts=128' "$dir/sweep"
 "$m3" plan configs/m3_4layer.yaml --sweep --ranks 4 --up-to 16 --show 1 >"$dir/scaling" 2>&1
+if command -v gnuplot >/dev/null; then
+    check "curves" "$m3" plan configs/m3_4layer.yaml --sweep --ranks 4 --up-to 8 --plot "$dir/scaling.svg"
+    check "of both" grep -qF 'weak: the batch grows' "$dir/scaling.svg"
+fi
 check "strong and weak scaling" grep -qE '^ +16 .*%.*%.*%.*%' "$dir/scaling"
 
 # under mpirun one rank plans for all; the ranks are the job's

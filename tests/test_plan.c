@@ -536,7 +536,7 @@ static void a_growing_batch_scales_better_than_a_constant_one(void **state)
     char text[4096] = "";
     FILE *f = fmemopen(text, sizeof text, "w");
     plan_input_default(&in, &c, &full, &gb300, 32);
-    check_ok(plan_scaling(&in, 128, f));
+    check_ok(plan_scaling(&in, 128, NULL, f));
     fclose(f);
     int ranks = 0;
     double strong = 0, weak = 0;
