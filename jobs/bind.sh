@@ -14,7 +14,7 @@ cores_of() {
 }
 mine="" same=() order=0 n=0
 while read -r index bus; do
-    file=/sys/bus/pci/devices/$(tr '[:upper:]' '[:lower:]' <<<"${bus#0000}")/local_cpulist
+    file=${SYSFS:-/sys}/bus/pci/devices/$(tr '[:upper:]' '[:lower:]' <<<"${bus#0000}")/local_cpulist
     list=$(cat "$file" 2>/dev/null) || exec "$@"
     same[index]=$list
     [ "$index" = "$rank" ] && mine=$list
