@@ -64,16 +64,16 @@ static double recorded(const struct gates *g, int64_t step)
     return NAN;
 }
 
-static enum status like_recorded(const struct gates *g, const struct gate_values *v)
+enum status gate_check_norm(const struct gates *g, int64_t step, double grad_norm)
 {
     if (!config_is_set(g->grad_norm_rel)) return OK;
-    double was = recorded(g, v->step);
-    if (fabs(v->grad_norm - was) <= g->grad_norm_rel * fabs(was)) return OK;
+    double was = recorded(g, step);
+    if (fabs(grad_norm - was) <= g->grad_norm_rel * fabs(was)) return OK;
     if (isnan(was))
         return FAIL(ERR_GATE, "gate gates.grad_norm_rel=%g failed at step %" PRId64 ": grad_norm is %.9g, and %s has "
-                    "none for this step", g->grad_norm_rel, v->step, v->grad_norm, g->file);
+                    "none for this step", g->grad_norm_rel, step, grad_norm, g->file);
     return FAIL(ERR_GATE, "gate gates.grad_norm_rel=%g failed at step %" PRId64 ": grad_norm is %.9g, %.9g in %s",
-                g->grad_norm_rel, v->step, v->grad_norm, was, g->file);
+                g->grad_norm_rel, step, grad_norm, was, g->file);
 }
 
 enum status gate_check(const struct gates *g, const struct gate_values *v)
@@ -89,5 +89,5 @@ enum status gate_check(const struct gates *g, const struct gate_values *v)
               v->step));
     TRY(below("gates.mean_logprob_diff", "train_rollout_logprob_diff", g->mean_logprob_diff, v->mean_logprob_diff,
               v->step));
-    return like_recorded(g, v);
+    return gate_check_norm(g, v->step, v->grad_norm);
 }

@@ -33,4 +33,6 @@ enum status gates_open(struct gates *g, const struct config *c);
 void gates_close(struct gates *g);
 /* ERR_GATE with the metric, its value and the limit. */
 enum status gate_check(const struct gates *g, const struct gate_values *v);
+/* Only gates.grad_norm_rel: the one that SFT has. */
+enum status gate_check_norm(const struct gates *g, int64_t step, double grad_norm);
 #endif

@@ -238,6 +238,13 @@ static enum status evaluate_step(struct trainer *t, bool *best)
     return OK;
 }
 
+static enum status sft_gates(struct trainer *t)
+{
+    struct group *world = &t->mesh.world;
+    double norm = metrics_get(t->metrics, "grad_norm");
+    return comm_agree(world, world->rank == 0 ? gate_check_norm(&t->gates, t->state.step, norm) : OK);
+}
+
 enum status trainer_run(struct trainer *t)
 {
     const struct config *c = &t->config;
@@ -253,7 +260,7 @@ enum status trainer_run(struct trainer *t)
         bool last = t->state.step == c->train.steps, best = false;
         if (held_out && ((c->eval.every > 0 && t->state.step % c->eval.every == 0) || last)) TRY(evaluate_step(t, &best));
         TRY(comm_agree(&t->mesh.world, metrics_write(t->metrics)));
-        if (t->rl) TRY(rl_gates(t));
+        TRY(t->rl ? rl_gates(t) : sft_gates(t));
         TRY(stop_agreed(&t->mesh.world, &stop));
         saved = false;
         if (last || stop || best || (c->checkpoint.every > 0 && t->state.step % c->checkpoint.every == 0)) {

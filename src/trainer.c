@@ -138,6 +138,7 @@ enum status trainer_open(struct trainer *t)
     t->resumed = resume != NULL;
     free(resume);
     if (t->rl) TRY(rl_open(t));
+    else TRY(comm_agree(&t->mesh.world, t->mesh.world.rank == 0 ? gates_open(&t->gates, c) : OK));
     return run_dir_metrics(c, &t->mesh.world, t->state.step, &t->metrics);
 }
 
@@ -145,6 +146,7 @@ void trainer_close(struct trainer *t)
 {
     metrics_close(&t->metrics);
     rl_close(t);
+    gates_close(&t->gates);
     adam_destroy(&t->adam);
     if (t->grads.m) grads_destroy(&t->grads);
     if (t->pipeline.m) pipeline_destroy(&t->pipeline);

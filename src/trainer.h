@@ -5,6 +5,7 @@
 #include "checkpoint.h"
 #include "config.h"
 #include "data.h"
+#include "gate.h"
 #include "metrics.h"
 #include "pipeline.h"
 #include "source.h"
@@ -26,6 +27,7 @@ struct trainer {
     struct sample *samples;      /* of the step, all ranks */
     struct train_state state;
     struct metrics *metrics;
+    struct gates gates;          /* of SFT, on rank 0 */
     struct rl *rl;               /* NULL: SFT */
     char *config_text;
     bool resumed;                /* from a checkpoint of its own folder */
