@@ -14,7 +14,7 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
-enum { ALIGN_FROM = 64 << 10, ALIGN_TO = 4 << 20 };
+enum { ALIGN_FROM = 4 << 20, ALIGN_TO = 4 << 20 }; /* smaller ones would waste more than they hold */
 
 /* ---- creating ---- */
 

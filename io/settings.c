@@ -5,10 +5,19 @@
 #include <string.h>
 #include <yaml.h>
 
+enum { MAX_SECTIONS = 64 };
+
+struct section {
+    char key[SETTINGS_MAX_KEY + 1];
+    int line;
+};
+
 struct reader {
     yaml_parser_t parser;
     yaml_event_t event;   /* the current one; always deletable */
     struct settings *out;
+    struct section section[MAX_SECTIONS];
+    int n_sections;
 };
 
 static int line_of(const struct reader *r) { return (int)r->event.start_mark.line + 1; }
@@ -111,6 +120,20 @@ static enum status add_entry(struct reader *r, const char *key, int line, struct
     return OK;
 }
 
+/* A section that opens a second time: one of the two would be overlooked. */
+static enum status note_section(struct reader *r, const char *key, int line)
+{
+    for (int i = 0; i < r->n_sections; i++)
+        if (!strcmp(r->section[i].key, key))
+            return FAIL(ERR_FORMAT, "%s:%d: %.80s is given twice, first on line %d", r->out->origin, line, key,
+                        r->section[i].line);
+    if (r->n_sections == MAX_SECTIONS) return REFUSE(r, "too many sections; the first too many is ", key);
+    struct section *s = &r->section[r->n_sections++];
+    memcpy(s->key, key, strlen(key) + 1);
+    s->line = line;
+    return OK;
+}
+
 /* Writes `prefix.key` for the current scalar into key[SETTINGS_MAX_KEY + 1]. */
 static enum status join_key(struct reader *r, char *key, const char *prefix)
 {
@@ -136,6 +159,7 @@ static enum status take_map(struct reader *r, const char *prefix, int depth)
         TRY(next(r));
         TRY(check_plain(r));
         if (r->event.type == YAML_MAPPING_START_EVENT) {
+            TRY(note_section(r, key, line));
             TRY(take_map(r, key, depth + 1));
             continue;
         }

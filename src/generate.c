@@ -46,6 +46,7 @@ static enum status add_text(struct job *j, const char *text, size_t len)
     struct ids *ids, mask = {0};
     if (!j->tok) return FAIL(ERR_CONFIG, "%s has no tokenizer.json: give token ids with --tokens", j->src->dir);
     TRY(new_prompt(&j->p, &ids));
+    if (len == 0) return FAIL(ERR_FORMAT, "an empty prompt");
     if (!j->a->chat) return tokenizer_encode(j->tok, text, len, false, ids);
     struct chat_message m = {"user", text, len};
     enum status s = chat_render(j->tok, &m, 1, CHAT_THINKING_DISABLED, true, ids, &mask);
@@ -57,6 +58,7 @@ static enum status add_ids(struct job *j, const json_t *list)
 {
     struct ids *ids;
     if (!json_is_array(list)) return FAIL(ERR_FORMAT, "\"input_ids\" is missing or not an array");
+    if (json_array_size(list) == 0) return FAIL(ERR_FORMAT, "\"input_ids\" is empty");
     TRY(new_prompt(&j->p, &ids));
     for (size_t i = 0; i < json_array_size(list); i++) {
         const json_t *v = json_array_get(list, i);
@@ -83,6 +85,7 @@ static enum status add_line(struct job *j, const char *text, size_t len)
 
 static enum status read_prompts(struct job *j)
 {
+    if (j->a->prompt && !*j->a->prompt) return FAIL(ERR_USAGE, "--prompt is empty");
     if (j->a->prompt) return add_text(j, j->a->prompt, strlen(j->a->prompt));
     const char *path = j->a->tokens ? j->a->tokens : j->a->prompts;
     FILE *f = fopen(path, "re");

@@ -142,7 +142,7 @@ static void what_is_wrong_is_refused_with_file_line_and_reason(void **state)
         {"completely: different\n", "x.yaml:1: unknown key 'completely'"},
         {"train:\n  lr: 1e-5\n\n  lr: 1e-6\n", "x.yaml:4: train.lr is given twice, first on line 2"},
         {"train: {lr: 1}\ntrain.lr: 2\n", "x.yaml:2: train.lr is given twice, first on line 1"},
-        {"train: {steps: 1}\ntrain: {lr: 2, steps: 3}\n", "x.yaml:2: train.steps is given twice"},
+        {"train: {steps: 1}\ntrain: {lr: 2}\n", "x.yaml:2: train is given twice, first on line 1"},
         {"train:\n  lr: \"1e-6\"\n", "x.yaml:2: train.lr: '1e-6' is a quoted string where a number belongs"},
         {"train: {steps: '5'}\n", "is a quoted string where an integer belongs"},
         {"data: {shuffle: \"yes\"}\n", "is a quoted string where true or false belongs"},
