@@ -30,11 +30,12 @@ static bool listed(const char *const *list, const char *s, size_t n)
     return false;
 }
 
-/* One word of a unit; `marked` when it came out of \text{}, `apart` when a space stands before it. */
-static bool unit_word(const char *s, size_t n, bool marked, bool apart)
+/* One word of a unit; `sure` when it came out of \text{} or is part of a quotient, `apart` when a space is before it. */
+static bool unit_word(const char *s, size_t n, bool sure, bool apart)
 {
     if (listed(no_units, s, n)) return false;
-    return marked || listed(short_units, s, n) || (apart && n >= 3);
+    if (sure || listed(short_units, s, n)) return true;
+    return apart && (n >= 3 || (n == 1 && strchr("mgshlL", *s))); /* 5m is a product, 5 m a length */
 }
 
 /* What stands behind a number is nothing or a unit: "cm", " square meters", " km/h", "%", " apples", " cm^2". */
@@ -47,7 +48,8 @@ static bool is_unit(const char *s, size_t n)
         size_t letters = 0;
         while (i + letters < n && isalpha((unsigned char)s[i + letters])) letters++;
         if (letters > 0) {
-            if (++words > MOST_WORDS || !unit_word(s + i, letters, marked || divides, apart)) return false;
+            bool divided = apart && i + letters < n && s[i + letters] == '/';
+            if (++words > MOST_WORDS || !unit_word(s + i, letters, marked || divides || divided, apart)) return false;
             apart = divides = false;
             i += letters;
             continue;

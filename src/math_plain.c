@@ -291,7 +291,7 @@ static void trim(struct text *t)
 {
     size_t front = 0;
     while (t->n > 0 && strchr(" *\"'.,;:!", t->data[t->n - 1])) t->n--;
-    while (front < t->n && strchr(" *\"':", t->data[front])) front++;
+    while (front < t->n && strchr(" *\"':\3", t->data[front])) front++;
     if (front) cut_front(t, front);
 }
 
