@@ -30,7 +30,7 @@ static bool listed(const char *const *list, const char *s, size_t n)
     return false;
 }
 
-/* One word of a unit; `sure` when it came out of \text{} or is part of a quotient, `apart` when a space is before it. */
+/* One word of a unit; `sure` when it came out of \text{} or is part of a quotient, `apart` behind a space. */
 static bool unit_word(const char *s, size_t n, bool sure, bool apart)
 {
     if (listed(no_units, s, n)) return false;
