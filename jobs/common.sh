@@ -41,6 +41,8 @@ prepare() {
     M3=${M3:-build/m3}
     [ -x "$M3" ] || die 2 "$M3 is not there: run make on a node like these, or set M3"
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+    # Slurm's other way to join the tasks (tree) lets some of them talk before all are ready: crashes inside MPI_Init (22.05)
+    export SLURM_PMIX_FENCE=${SLURM_PMIX_FENCE:-ring}
     local per_node=${SLURM_NTASKS_PER_NODE:-1}
     case ${LAUNCHER:-srun} in
     srun)

@@ -19,7 +19,8 @@ struct plan_args {
     bool json, sweep;
 };
 
-/* The architecture: --model, else the checkpoint, else, where that is on another machine, CONFIG.json beside CONFIG.yaml. */
+/* The architecture: --model, else the checkpoint, else, where that is on another machine, CONFIG.json beside CONFIG.yaml, or
+ * that of the run it is a variant of: m3_full.json for m3_full_gb300.yaml. */
 static enum status find_arch(struct arch *a, const struct plan_args *args, const struct config *c)
 {
     char path[PATH_MAX];
@@ -33,8 +34,11 @@ static enum status find_arch(struct arch *a, const struct plan_args *args, const
         source_close(&s);
         return OK;
     }
-    if (!from && dot && snprintf(path, sizeof path, "%.*s.json", (int)(dot - args->config), args->config) < (int)sizeof path)
-        from = path;
+    for (int n = dot ? (int)(dot - args->config) : 0; !from && n > 0 && args->config[n - 1] != '/';) {
+        if (snprintf(path, sizeof path, "%.*s.json", n, args->config) >= (int)sizeof path) break;
+        if (access(path, R_OK) == 0) from = path;
+        while (--n > 0 && args->config[n] != '_' && args->config[n] != '/') continue;
+    }
     if (!from || access(from, R_OK) != 0)
         return FAIL(ERR_CONFIG, "model.checkpoint=%s is not here%s%s: give its config.json with --model", c->model.checkpoint,
                     from ? " and there is no " : "", from ? from : "");

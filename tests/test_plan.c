@@ -226,6 +226,25 @@ static void the_full_run_streams_5_111_terabytes_and_fits_both_machines(void **s
     config_free(&c);
 }
 
+/* GB300's variant is the same run, with what its memory allows. */
+static void the_variant_for_gb300_differs_in_recompute_alone(void **state)
+{
+    (void)state;
+    struct config h, g;
+    bool harmless;
+    char text[4096] = "";
+    check_ok(config_load(&h, "configs/m3_full.yaml", 0, NULL));
+    check_ok(config_load(&g, "configs/m3_full_gb300.yaml", 0, NULL));
+    FILE *f = fmemopen(text, sizeof text, "w");
+    int n = config_diff(&h, &g, f, &harmless);
+    fclose(f);
+    if (n != 1 || !strstr(text, "train.recompute")) fail_msg("%d keys differ: %s", n, text);
+    struct plan p = plan_of(&g, &full, &gb300, 32), slow = plan_of(&h, &full, &gb300, 32);
+    if (!p.fits || p.step_s >= slow.step_s) fail_msg("fits %d (%s), %g s against %g s", p.fits, p.why, p.step_s, slow.step_s);
+    config_free(&h);
+    config_free(&g);
+}
+
 static void one_node_runs_four_layers(void **state)
 {
     (void)state;
@@ -611,6 +630,7 @@ static const struct CMUnitTest cases[] = {
     cmocka_unit_test(each_rank_holds_the_parameters_of_its_stage_and_shard),
     cmocka_unit_test(every_trained_element_has_one_owner),
     cmocka_unit_test(the_full_run_streams_5_111_terabytes_and_fits_both_machines),
+    cmocka_unit_test(the_variant_for_gb300_differs_in_recompute_alone),
     cmocka_unit_test(one_node_runs_four_layers),
     cmocka_unit_test(the_configs_and_the_tests_describe_the_same_full_model),
     cmocka_unit_test(memory_is_what_the_arenas_take),
