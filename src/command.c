@@ -62,6 +62,8 @@ enum status command_score(int argc, char **argv)
         {"--logits", CLI_FLAG, &a.logits, NULL, NULL, 0, 0, "write logits.S and hidden.L.S"},
         {"--selections", CLI_FLAG, &a.selections, NULL, NULL, 0, 0, "write block_indices.L.S and router_experts.L.S"},
         {"--grads", CLI_FLAG, &a.grads, NULL, NULL, 0, 0, "write loss, grad_norm and grad.NAME of the mean loss"},
+        {"--micro-batch-tokens", CLI_INT, &a.micro_batch_tokens, "1", "N", 1, 1e9,
+         "pack sequences up to N tokens; 1: each alone"},
         {"--device", CLI_ENUM, &device, "auto", "auto|cpu|cuda", 0, 0, "where to compute"},
         {"--dtype", CLI_ENUM, &dtype, "auto", "auto|fp32|bf16", 0, 0, "of weights and activations"}};
     const struct cli_argument arguments[] = {
@@ -97,6 +99,7 @@ enum status command_generate(int argc, char **argv)
         {"--ignore-eos", CLI_FLAG, &a.ignore_eos, NULL, NULL, 0, 0, "go on behind the end token"},
         {"--chat", CLI_FLAG, &a.chat, NULL, NULL, 0, 0, "put prompts into the tokenizer's chat layout"},
         {"--batch", CLI_INT, &batch, "32", "N", 1, 1e6, "sequences in flight at most"},
+        {"--pages", CLI_INT, &a.pages, "0", "N", 0, 1e9, "KV pages; sequences wait for free ones. 0: enough for --batch"},
         {"--seed", CLI_INT, &a.seed, "1", "N", 0, 9e18, "of sampling"},
         {"--device", CLI_ENUM, &device, "auto", "auto|cpu|cuda", 0, 0, "where to compute"},
         {"--dtype", CLI_ENUM, &dtype, "auto", "auto|fp32|bf16", 0, 0, "of weights and activations"}};

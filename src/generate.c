@@ -169,7 +169,7 @@ static enum status generate(struct job *j, struct model *m, struct request *q)
                     a->max_new, j->src->arch.max_positions);
     int batch = j->p.n < a->batch ? j->p.n : a->batch;
     struct rollout_options o = {.max_batch = batch, .max_tokens = rows < 2048 ? rows : 2048,
-                                .max_len = (int)longest + a->max_new};
+                                .max_len = (int)longest + a->max_new, .pages = a->pages};
     struct rollout r = {0};
     int32_t stop = j->src->arch.eos_id;
     struct rollout_run run = {.seed = (uint64_t)a->seed, .sampling = a->sampling, .stop = &stop,

@@ -14,6 +14,7 @@ struct generate_args {
     struct sampling sampling; /* temperature 0: greedy */
     bool ignore_eos, chat;    /* chat: render prompts through the chat layout */
     int batch;               /* sequences in flight */
+    int64_t pages;           /* KV pages; 0: enough for `batch` of the longest */
     int64_t seed;
     const char *device, *dtype;
 };

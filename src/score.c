@@ -71,38 +71,64 @@ static enum status add_tensor(struct scoring *s, const char *name, struct tensor
     return st;
 }
 
-static struct tensor shape3(struct tensor t, int64_t d0, int64_t d1, int64_t d2)
+/* Rows [at, at + n) of the packed micro-batch of T rows, as [n, cols] or, without cols, [n]. */
+static enum status add_rows(struct scoring *s, const char *name, struct tensor t, int64_t at, int64_t n, int64_t cols)
 {
-    return tensor_view(t.data, t.dtype, t.place, 3, d0, d1, d2, 1);
+    int64_t row = cols ? cols : 1;
+    struct tensor rows = tensor_flat(fit1(t, (at + n) * row), at * row, n * row);
+    return add_tensor(s, name, cols ? tensor_reshape(rows, 2, n, cols, 1) : rows);
 }
 
-/* Everything asked for of one sequence: it is a micro-batch of its own. */
-static enum status seen(void *ctx, const struct micro *u, int micro, struct activations *act, struct head *hd)
+/* The same of selections [I, T, topk]: [I, n, topk]. */
+static enum status add_selections(struct scoring *s, const char *name, struct tensor sel, int64_t T, int64_t at,
+                                  int64_t n)
 {
-    struct scoring *s = ctx;
+    const struct ops *ops = s->m->ops;
+    int64_t I = s->m->arch.index_heads, topk = s->m->arch.topk_blocks;
+    int32_t *data;
+    TRY(add_item(&s->out, name, DT_I32, 3, I, n, topk, (void **)&data));
+    for (int64_t g = 0; g < I; g++) {
+        struct tensor from = tensor_flat(fit1(sel, I * T * topk), (g * T + at) * topk, n * topk);
+        TRY(ops->copy(tensor_view(data + g * n * topk, DT_I32, PLACE_HOST, 1, n * topk, 1, 1, 1), from, s->m->stream));
+    }
+    return ops->wait(s->m->stream);
+}
+
+/* Everything asked for of one sequence: rows [at, at + n) of the micro-batch. */
+static enum status add_sequence(struct scoring *s, int64_t T, int64_t at, int64_t n, int line, struct activations *act,
+                                struct head *hd)
+{
     const struct arch *a = &s->m->arch;
     char name[64];
-    int line = u->sample[0];
-    (void)micro;
     snprintf(name, sizeof name, "token_logprobs.%d", line);
-    TRY(add_tensor(s, name, fit1(hd->logp, u->T - 1)));
+    TRY(add_rows(s, name, hd->logp, at, n - 1, 0));
     if (s->a->logits) {
         snprintf(name, sizeof name, "logits.%d", line);
-        TRY(add_tensor(s, name, fit2(hd->logits, u->T, a->vocab)));
+        TRY(add_rows(s, name, hd->logits, at, n, a->vocab));
     }
     for (int l = 0; l < act->n_layers; l++) {
         if (s->a->logits) {
             snprintf(name, sizeof name, "hidden.%d.%d", l, line);
-            TRY(add_tensor(s, name, fit2(l + 1 < act->n_layers ? act->layer[l + 1].x : act->out, u->T, a->hidden)));
+            TRY(add_rows(s, name, l + 1 < act->n_layers ? act->layer[l + 1].x : act->out, at, n, a->hidden));
         }
         if (s->a->selections && a->sparse[l]) {
             snprintf(name, sizeof name, "block_indices.%d.%d", l, line);
-            TRY(add_tensor(s, name, shape3(act->layer[l].attention.sel, a->index_heads, u->T, a->topk_blocks)));
+            TRY(add_selections(s, name, act->layer[l].attention.sel, T, at, n));
         }
         if (s->a->selections && a->moe[l]) {
             snprintf(name, sizeof name, "router_experts.%d.%d", l, line);
-            TRY(add_tensor(s, name, fit2(act->layer[l].ffn.experts, u->T, a->experts_per_token)));
+            TRY(add_rows(s, name, act->layer[l].ffn.experts, at, n, a->experts_per_token));
         }
+    }
+    return OK;
+}
+
+static enum status seen(void *ctx, const struct micro *u, int micro, struct activations *act, struct head *hd)
+{
+    (void)micro;
+    for (int i = 0; i < u->S; i++) {
+        int64_t at = u->cu_seqlens[i];
+        TRY(add_sequence(ctx, u->T, at, u->cu_seqlens[i + 1] - at, u->sample[i], act, hd));
     }
     return OK;
 }
@@ -150,9 +176,11 @@ static enum status score_batch(struct scoring *s, struct model *m, const struct 
     struct grads g = {0};
     struct objective o = {mean_loss, s, 1};
     struct observer look = {seen, s};
-    struct pipeline_options po = {.T = d->longest, .S = 1, .max_seqlen = d->longest, .train = true,
+    int64_t budget = s->a->micro_batch_tokens, T = budget > d->longest ? budget : d->longest;
+    if (T > d->offset[d->n]) T = d->offset[d->n];
+    struct pipeline_options po = {.T = T, .S = d->n < T ? d->n : T, .max_seqlen = d->longest, .train = true,
                                   .deterministic = true};
-    enum status st = batch_pack(&b, samples, (int)d->n, 1, 1, 1, 0);
+    enum status st = batch_pack(&b, samples, (int)d->n, budget, 1, 1, 0);
     double norm = 0;
     s->targets = b.targets;
     if (!st) st = pipeline_create(&p, m, &po);

@@ -3,10 +3,12 @@
 #ifndef SCORE_H
 #define SCORE_H
 #include "status.h"
+#include <stdint.h>
 
 struct score_args {
     const char *checkpoint, *tokens, *out;
     bool logits, selections, grads;
+    int64_t micro_batch_tokens; /* sequences are packed up to that many tokens; 1: each alone */
     const char *device, *dtype; /* "auto", "cpu", "cuda"; "auto", "fp32", "bf16" */
 };
 
