@@ -19,6 +19,7 @@ enum { POOL_BUFFERS = 64 };
 
 static struct {
     int rank, size, local_rank, local_size;
+    enum status peer;   /* of the rank that ERR_PEER here stands for */
     double timeout;
     int trace;          /* file descriptor or -1 */
     int64_t step, limit;
@@ -96,6 +97,8 @@ void comm_close(bool aborting, int exit_code)
     int on = 0;
     MPI_Initialized(&on);
     if (!on) return;
+    /* the rank whose failure it is ends the job, with its message and status; the others wait for that, not for ever */
+    if (aborting && comm.peer) nanosleep(&(struct timespec){3, 0}, NULL);
     if (aborting) MPI_Abort(MPI_COMM_WORLD, exit_code);
     for (int i = 0; i < POOL_BUFFERS; i++) {
         struct buffer *b = &comm.pool[i];
@@ -108,6 +111,7 @@ void comm_close(bool aborting, int exit_code)
     MPI_Finalize();
 }
 
+enum status comm_peer_status(void) { return comm.peer ? comm.peer : ERR_PEER; }
 int comm_world_rank(void) { return comm.rank; }
 int comm_world_size(void) { return comm.size; }
 int comm_local_rank(void) { return comm.local_rank; }
@@ -425,10 +429,12 @@ enum status comm_agree(struct group *g, enum status mine)
 {
     if (g->size == 1) return mine;
     /* the lowest failing rank, and its status, in one maximum */
-    double worst = mine ? (double)(g->size - g->rank) * 64 + mine : 0;
+    enum status told = mine == ERR_PEER && comm.peer ? comm.peer : mine;
+    double worst = mine ? (double)(g->size - g->rank) * 64 + told : 0;
     TRY(comm_max_double(g, &worst, 1));
     if (mine || worst == 0) return mine;
     int rank = g->size - (int)(worst / 64);
+    comm.peer = (enum status)((int)worst % 64);
     return FAIL(ERR_PEER, "rank %d failed (its own message says why)", g->members[rank]);
 }
 

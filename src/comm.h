@@ -48,6 +48,8 @@ enum reduce_op { REDUCE_SUM, REDUCE_MAX };
 enum status comm_open(int *argc, char ***argv);
 /* Ends MPI; after a failure `aborting` ends every rank of the job with `exit_code`. */
 void comm_close(bool aborting, int exit_code);
+/* What the rank had that ERR_PEER here speaks of: all ranks end with its exit status. */
+enum status comm_peer_status(void);
 int comm_world_rank(void);
 int comm_world_size(void);
 /* Ranks of this host: mine among them, and how many. */

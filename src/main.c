@@ -51,7 +51,7 @@ int main(int argc, char **argv)
     bool shared = s == ERR_STOPPED || s == ERR_USAGE || s == ERR_CONFIG || s == ERR_GATE;
     if (s && s != ERR_PEER && (!shared || comm_world_rank() == 0))
         log_line(s == ERR_STOPPED ? LOG_INFO : LOG_ERROR, "%s (%s)", status_message(), status_where());
-    int code = status_exit_code(s);
+    int code = status_exit_code(s == ERR_PEER ? comm_peer_status() : s);
     comm_close(comm_world_size() > 1 && s != OK && s != ERR_STOPPED, code);
     return code;
 }
