@@ -58,6 +58,7 @@ help:
 	@echo "make          build/m3 (with CUDA where nvcc is found, CUDA=0 without; V=1 shows the commands)"
 	@echo "make demo     set up, build, train a tiny model on GSM8K, show the curve"
 	@echo "make check    set up, build, run the tests          T=name: only those"
+	@echo "make check-gpu  everything on a GPU: ops, golden cases, training, sanitizers, times   T='ops golden': only those"
 	@echo "make tests    build the test programs"
 	@echo "make bench    this machine's numbers"
 	@echo "make soak     the long tests"
@@ -68,6 +69,8 @@ setup:
 check: setup
 	@$(MAKE) --no-print-directory -j2 all tests
 	@BUILD=$(BUILD) tests/run.sh $(T)
+check-gpu:
+	@jobs/check_gpu.sh $(T)
 demo: setup
 	@$(MAKE) --no-print-directory -j2 all
 	@BUILD=$(BUILD) jobs/demo.sh
@@ -79,6 +82,6 @@ soak: all tests
 clean:
 	rm -rf $(BUILD) $(BUILD)-san
 
-.PHONY: all tests clean help setup check demo bench soak
+.PHONY: all tests clean help setup check check-gpu demo bench soak
 .SECONDARY:
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
