@@ -5,7 +5,7 @@
 slurm=$(mktemp -d /tmp/m3s.XXXXXX) || exit 1 # short: sockets live there
 trap 'bash tests/slurm_local.sh stop "$slurm"; rm -rf "$dir"' EXIT
 bash tests/slurm_local.sh start "$slurm" >"$dir/start" 2>&1; status=$?
-if [ $status = 77 ]; then cat "$dir/start"; echo "0 passed, 0 failed, 34 skipped"; exit 0; fi
+if [ $status = 77 ]; then cat "$dir/start"; echo "0 passed, 0 failed, 37 skipped"; exit 0; fi
 if [ $status != 0 ]; then cat "$dir/start"; echo "0 passed, 1 failed"; exit 1; fi
 . "$slurm/env"
 # All nodes are this machine: its loopback joins them, and waiting ranks let others run.
@@ -48,7 +48,7 @@ submit() {
     RUN_DIR=$dir/$name out=$dir/$name.out
     for try in 1 2 3; do
         rm -rf "$out"
-        job=$(sbatch --parsable --output="$out" "${options[@]}" jobs/m3_full.slurm "${tiny[@]}" "$@") || return 1
+        job=$(sbatch --parsable --output="$out" "${options[@]}" "jobs/${JOB:-m3_full}.slurm" "${tiny[@]}" "$@") || return 1
         until_ 300 started || return 1
         trains && return 0
         grep -q 'Signal: Segmentation fault' "$out" || return 0
@@ -146,7 +146,18 @@ LAUNCHER=mpirun submit mpirun -- train.steps=2
 until_ 300 ended
 check_job "mpirun does the same" near "$dir/whole" "$RUN_DIR" 2
 
+# ---- the job of one node
+LOCAL_DIR= JOB=m3_4layer submit four -- mesh.tp=4 rollout.ep=4 train.steps=2 eval.every=0 gates.logprob_abs_diff=unset
+until_ 300 ended
+check_job "the 4-layer job completes" is state COMPLETED
+check_job "on one node" grep -q 'mesh: tp 4, pp 1, ep 4, dp 1 on 4 ranks' "$out"
+
 # ---- refused before the launch
+printf '#!/bin/sh\n[ "$SLURM_PROCID" = 0 ] && printf "  \\"ranks\\": 1,\\n  \\"node_local_disk_bytes\\": 0,\\n"\n' >"$dir/alone"
+chmod +x "$dir/alone"
+M3=$dir/alone submit alone --
+until_ 300 ended
+check_job "another MPI is told" says 'MPI sees 1 ranks, Slurm has 32 tasks'
 submit mesh -- mesh.tp=3
 until_ 300 ended
 check_job "a wrong mesh ends with status 2" is exit_code 2

@@ -13,8 +13,9 @@ packages() {
     command -v apt-get >/dev/null || cannot "no Slurm and no apt-get"
     local list="slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmix2"
     export DEBIAN_FRONTEND=noninteractive
+    local get="timeout 200 apt-get -o Acquire::http::Timeout=15 -o Acquire::Retries=1"
     # shellcheck disable=SC2086
-    { apt-get install -y --no-install-recommends $list || { apt-get update && apt-get install -y --no-install-recommends $list; }; } \
+    { $get install -y --no-install-recommends $list || { $get update && $get install -y --no-install-recommends $list; }; } \
         >"$base/apt.log" 2>&1 || cannot "apt-get cannot install $list"
 }
 
