@@ -9,7 +9,9 @@ nodes=8 cores=64 gpus=4 memory=64000
 cannot() { echo "slurm_local: $*" >&2; exit 77; }
 
 packages() {
-    command -v slurmctld slurmd munged sbatch >/dev/null && return
+    local c missing=''
+    for c in slurmctld slurmd munged sbatch srun; do command -v $c >/dev/null || missing=1; done
+    [ -n "$missing" ] || return 0
     command -v apt-get >/dev/null || cannot "no Slurm and no apt-get"
     local list="slurmctld slurmd slurm-client munge slurm-wlm-basic-plugins libpmix2"
     export DEBIAN_FRONTEND=noninteractive
@@ -139,6 +141,7 @@ start() {
     local try
     for try in 1 2 3; do # a port that was free may be taken by the time it is needed
         write_conf "$try"
+        srun --mpi=list 2>&1 | grep -q pmix || cannot "this Slurm has no PMIx"
         daemons_up && return
         sinfo -h -N -o '%N %T' >"$base/nodes" 2>&1
         daemons_down "$base"/slurmd.*.pid "$base/slurmctld.pid"
