@@ -25,7 +25,10 @@ on_usr1() {
     [ $warned = 0 ] || return
     warned=1
     say "the time limit is near: stopping at the next safe point"
-    [ -n "$child" ] || return
+    [ -z "$child" ] || ask
+}
+ask() {
+    [ -z "$asking" ] || return
     while kill -USR1 "$child" 2>/dev/null; do sleep 5; done &
     asking=$!
 }
@@ -95,9 +98,11 @@ check_nodes() {
 requeue() {
     local status=75
     [ ! -e "$RUN_DIR/stop" ] || die 75 "$RUN_DIR/stop is there: remove it to go on"
-    if [ $warned = 0 ]; then
+    if [ $warned = 0 ] && [ $cancelled = 0 ]; then
         "$@" &
         child=$!
+        [ $warned = 0 ] || ask # it came while the child was started
+        [ $cancelled = 0 ] || kill -TERM "$child" 2>/dev/null
         while :; do # a trap ends `wait` early
             wait "$child"
             status=$?
@@ -110,7 +115,7 @@ requeue() {
     0) say "done" ;;
     75)
         if [ -e "$RUN_DIR/stop" ]; then say "stopped by $RUN_DIR/stop: remove it and submit again to go on"
-        elif [ $warned = 0 ] && [ $cancelled = 1 ]; then say "cancelled, or requeued by hand; a checkpoint is written"
+        elif [ $warned = 0 ] && [ $cancelled = 1 ]; then say "cancelled, or requeued by hand; what was done is in a checkpoint"
         elif [ "${REQUEUE:-1}" = 0 ]; then say "stopped with a checkpoint: the next job goes on"
         elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_RESTARTS:-100}" ]; then say "restarted $SLURM_RESTART_COUNT times: not again"
         else
