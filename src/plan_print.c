@@ -12,6 +12,16 @@ static const char *const recompute_name[] = {"none", "attention", "layer"};
 
 static double gb(int64_t bytes) { return 1e-9 * (double)bytes; }
 
+/* Bytes or parameters with three digits and a unit: "5.11 T". */
+static const char *amount(char text[32], double x)
+{
+    static const char unit[] = " kMGT";
+    int u = 0;
+    for (; x >= 999.5 && u < 4; x /= 1000) u++;
+    snprintf(text, 32, "%.3g %c", x, unit[u]);
+    return text;
+}
+
 /* The stages to show: all, or the first, the worst and the last. */
 static int shown(const struct plan *p, int list[SHOWN])
 {
@@ -68,7 +78,7 @@ static void print_memory(const struct plan *p, FILE *out)
         for (int i = 0; i < n; i++) fprintf(out, "  %10.4g", gb(value(&p->stage[list[i]], &memory_rows[k])));
         fprintf(out, "\n");
     }
-    fprintf(out, "sent a step, GB\n");
+    if (p->ranks > 1) fprintf(out, "sent a step, GB\n");
     for (int k = 0; k < PLAN_NETS; k++) {
         int64_t any = 0;
         for (int i = 0; i < n; i++) any |= p->stage[list[i]].sent[k];
@@ -86,8 +96,9 @@ void plan_print(const struct plan *p, const struct plan_input *in, FILE *out)
 {
     const struct mesh_shape *s = &p->shape;
     const struct plan_machine *m = in->machine;
-    fprintf(out, "%.3f B parameters, %.3f B trained; %d ranks on %d node%s of %s: tp %d, pp %d, ep %d, dp %d\n",
-            gb(p->params), gb(p->trained), p->ranks, p->nodes, p->nodes == 1 ? "" : "s", m->name, s->tp, s->pp, s->ep, s->dp);
+    fprintf(out, "%.6g M parameters, %.6g M trained; %d rank%s on %d node%s of %s: tp %d, pp %d, ep %d, dp %d\n",
+            1e-6 * (double)p->params, 1e-6 * (double)p->trained, p->ranks, p->ranks == 1 ? "" : "s", p->nodes,
+            p->nodes == 1 ? "" : "s", m->name, s->tp, s->pp, s->ep, s->dp);
     if (p->rollouts)
         fprintf(out, "rollouts on tp %d, ep %d, dp %d%s; %" PRId64 " KV pages of %" PRId64 " tokens a rank\n",
                 p->rollout_shape.tp, p->rollout_shape.ep, p->rollout_shape.dp,
@@ -99,12 +110,13 @@ void plan_print(const struct plan *p, const struct plan_input *in, FILE *out)
     fprintf(out, "\nworst: stage %d, %.1f GB of %.1f GB a rank; a node: %.1f GB of host memory (%.0f GB there)", p->worst,
             gb(p->stage[p->worst].peak), 1e-9 * m->memory_bytes, gb(p->host_node), 1e-9 * m->host_bytes);
     if (p->spilled) fprintf(out, ", %.1f GB of local disk (%.0f GB there)", gb(p->spill_node), 1e-9 * m->disk_bytes);
-    fprintf(out, "\nAdam state in all %.4g TB; a checkpoint %.4g TB, about %.0f s to write\n", 1e-12 * (double)p->adam_state,
-            1e-12 * (double)p->checkpoint, p->checkpoint_s);
+    char adam[32], checkpoint[32];
+    fprintf(out, "\nAdam state in all %sB; a checkpoint %sB, about %.0f s to write\n", amount(adam, (double)p->adam_state),
+            amount(checkpoint, (double)p->checkpoint), p->checkpoint_s);
     fprintf(out, "\ntime of a step, s (estimated)\n");
     for (int i = 0; i < PLAN_PARTS; i++)
         if (p->time[i] > 0) fprintf(out, "  %-20s %10.4g\n", plan_part_name[i], p->time[i]);
-    fprintf(out, "  %-20s %10.4g   %.4g tokens/s, %.4g a rank; MFU %.1f%%\n", "step", p->step_s, p->tokens_per_s,
+    fprintf(out, "  %-20s %10.4g   %.0f tokens/s, %.0f a rank; MFU %.1f%%\n", "step", p->step_s, p->tokens_per_s,
             p->tokens_per_s / p->ranks, 100 * p->mfu);
     fprintf(out, "limit: %s\n", p->limit);
     if (p->fits) fprintf(out, "it fits\n");
