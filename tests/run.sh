@@ -2,6 +2,7 @@
 # Runs the tests and adds up their closing lines. tests/run.sh [NAME...]: only those whose name contains a NAME.
 #   build/tests/test_*   one process          build/tests/mpi_*  under mpirun, `ranks: N` in the source's first line
 #   tests/e2e_*.sh       the command line     tests/mesh.list    one mesh a line for mpi_mesh
+#   tests/sanitize.sh    readers and ops under sanitizers, in a build of its own
 # A test prints `N passed, N failed` (and `, N skipped`) as its closing line; one that does not has failed.
 cd "$(dirname "$0")/.." || exit 1
 BUILD=${BUILD:-build}
@@ -50,6 +51,7 @@ for t in tests/e2e_*.sh; do
     name=$(basename "$t" .sh)
     wanted "$name" "$@" && run "$name" bash "$t"
 done
+wanted sanitize "$@" && run sanitize bash tests/sanitize.sh
 if [ $skipped -gt 0 ]; then echo "$passed passed, $failed failed, $skipped skipped"
 else echo "$passed passed, $failed failed"; fi
 [ $failed = 0 ] && [ $passed -gt 0 ]
