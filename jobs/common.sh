@@ -50,7 +50,8 @@ prepare() {
     case ${LAUNCHER:-srun} in
     srun)
         srun --mpi=list 2>&1 | grep -q pmix || die 2 "this Slurm has no PMIx (srun --mpi=list): set LAUNCHER=mpirun"
-        launch=(srun --mpi=pmix --kill-on-bad-exit=1 --cpu-bind=none --gpu-bind=none --label) ;;
+        # srun does not take the job's cores a task over by itself (since 22.05)
+        launch=(srun --mpi=pmix --kill-on-bad-exit=1 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" --cpu-bind=none --gpu-bind=none --label) ;;
     mpirun)
         command -v mpirun >/dev/null || die 2 "LAUNCHER=mpirun, but there is no mpirun on PATH"
         launch=(mpirun -n "$SLURM_NTASKS" --map-by "ppr:${per_node%%(*}:node" --bind-to none) ;;
