@@ -157,7 +157,10 @@ stop() {
         for _ in $(seq 75); do [ -n "$(squeue -h 2>/dev/null)" ] || break; sleep 0.2; done # its tasks end first
     fi
     daemons_down "$base"/slurmd.*.pid "$base/slurmctld.pid" "$base/munge/pid"
-    rmdir "$group" 2>/dev/null
+    for _ in $(seq 50); do # the last steps leave it
+        [ -d "$group" ] && ! rmdir "$group" 2>/dev/null || break
+        sleep 0.1
+    done
     rm -rf "$base"
 }
 
