@@ -5,6 +5,7 @@
 #include "export.h"
 #include "generate.h"
 #include "init.h"
+#include "inspect.h"
 #include "plan.h"
 #include "report.h"
 #include "score.h"
@@ -18,7 +19,10 @@ const struct command commands[] = {
     {"train", command_train, "SFT or RL; resumes by itself from its run folder"},
     {"score", command_score, "log-probs, logits, selections and gradients of given tokens"},
     {"generate", command_generate, "prompts in, JSON lines out"},
+    {"convert", command_convert, "release -> release: cut layers, MXFP8 and NVFP4 to BF16"},
+    {"inspect", command_inspect, "what is in a release, a checkpoint or a state file"},
     {"export", command_export, "HDF5 checkpoint -> release safetensors"},
+    {"bench", command_bench, "this machine's numbers: ops, train, decode, comm, io"},
     {"plan", command_plan, "memory, disk, traffic and time of a run, without the machine"},
     {"report", command_report, "curves of a run as a picture and text"},
 };
@@ -132,6 +136,23 @@ enum status command_export(int argc, char **argv)
     TRY(export_release(path, dst, (uint64_t)(shard * (double)SHARD_GIB)));
     log_info("%s: exported %s", dst, path);
     return OK;
+}
+
+enum status command_inspect(int argc, char **argv)
+{
+    struct inspect_args a = {0};
+    const struct cli_option options[] = {
+        {"--stats", CLI_FLAG, &a.stats, NULL, NULL, 0, 0, "minimum, maximum, mean, NaN count of every tensor"},
+        {"--verify", CLI_FLAG, &a.verify, NULL, NULL, 0, 0, "read everything; HDF5: against its checksums"},
+        {"--json", CLI_FLAG, &a.json, NULL, NULL, 0, 0, "print JSON"},
+        {"--diff", CLI_STRING, &a.other, NULL, "OTHER", 0, 0, "compare tensor by tensor; status 3 when something differs"},
+        {"--mesh", CLI_STRING, &a.mesh, NULL, "TP,PP,EP,DP", 0, 0, "a release: what each rank of that mesh would load"}};
+    const struct cli_argument arguments[] = {
+        {"PATH", &a.path, "a release, run or checkpoint folder (RUN@STEP too), a .safetensors or an HDF5 file", false}};
+    struct cli cli = {.command = "m3 inspect", .about = "Shows what is in a file or folder.", .options = options,
+                      .n_options = COUNT(options), .arguments = arguments, .n_arguments = 1};
+    TRY(cli_parse(&cli, argc, argv));
+    return cli.helped ? OK : inspect_run(&a);
 }
 
 enum status command_report(int argc, char **argv)

@@ -16,5 +16,8 @@ enum status command_train(int argc, char **argv);
 enum status command_score(int argc, char **argv);
 enum status command_generate(int argc, char **argv);
 enum status command_export(int argc, char **argv);
+enum status command_convert(int argc, char **argv);
+enum status command_inspect(int argc, char **argv);
+enum status command_bench(int argc, char **argv);
 enum status command_report(int argc, char **argv);
 #endif

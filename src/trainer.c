@@ -120,6 +120,7 @@ enum status trainer_open(struct trainer *t)
     else ops_cpu_threads(run_threads(comm_local_size()));
     enum status s = config_need(c, "model.checkpoint", "train");
     if (!s) s = source_open(&t->source, c->model.checkpoint);
+    if (!s && c->model.dense_attention) memset(t->source.arch.sparse, 0, sizeof t->source.arch.sparse);
     if (!s) s = ops_find(&t->ops, device[c->run.device]);
     if (!s) s = t->ops->open(&t->stream, comm_local_rank());
     TRY(comm_agree(&world, s));

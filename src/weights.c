@@ -26,7 +26,9 @@ enum status weights_check(const struct model *m, const struct release *r)
                          r->dir, text[at], t->rows, t->cols, rows, cols);
         }
     }
-    if (!s) s = release_check_names(r, names, n, NULL, NULL, NULL);
+    bool dense = true; /* a model run with dense attention leaves index tensors unread */
+    for (int l = 0; l < m->arch.layers; l++) dense = dense && !m->arch.sparse[l];
+    if (!s) s = release_check_names(r, names, n, dense ? release_is_indexer : NULL, NULL, NULL);
     free(text);
     free(names);
     return s;
