@@ -32,11 +32,6 @@ static void adam_name(const struct param *p, const char *what, char out[256])
 
 static const char *const moments[] = {"master", "exp_avg", "exp_avg_sq"};
 
-static struct tensor adam_array(const struct adam *a, int which)
-{
-    return which == 0 ? a->master : which == 1 ? a->exp_avg : a->exp_avg_sq;
-}
-
 /* ---------------------------------------------------------------- writing ---------------------------------------- */
 
 static struct h5_dataset dataset(const char *name, enum dtype dtype, const struct param *p)
@@ -137,7 +132,7 @@ static enum status write_owned(struct writer *w, const struct adam *a, int which
         int64_t g_off, w_off, n;
         grads_share(m, &m->buckets[i], &g_off, &w_off, &n);
         if (which < 0) w->from = tensor_flat(m->store[m->buckets[i].store], w_off, n);
-        else w->from = tensor_flat(adam_array(a, which), a->offset[i], n);
+        else TRY(adam_fetch((struct adam *)a, which, i, &w->from));
         TRY(model_walk(m, g_off, n, write_piece, w));
     }
     return OK;
@@ -484,9 +479,10 @@ static enum status load_adam(const char *path, struct model *m, struct adam *a, 
         for (int i = 0; i < m->n_buckets && !st; i++) {
             int64_t g_off, w_off, n;
             grads_share(m, &m->buckets[i], &g_off, &w_off, &n);
-            r.to = tensor_flat(adam_array(a, k), a->offset[i], n);
             r.what = moments[k];
-            st = model_walk(m, g_off, n, read_piece, &r);
+            st = adam_room(a, k, i, &r.to);
+            if (!st) st = model_walk(m, g_off, n, read_piece, &r);
+            if (!st) st = adam_store(a, k, i);
         }
     if (!st) st = read_counters(r.f, a, s);
     return h5_close(&r.f, st);

@@ -50,7 +50,7 @@ static void taken(const struct trainer *t, int64_t x[KINDS])
     x[WEIGHTS] = held(&t->model);
     x[GRADIENTS] = (int64_t)t->model.grads.size;
     x[ACTIVATIONS] = (int64_t)t->pipeline.device.size;
-    x[ADAM] = (int64_t)t->adam.arena.size;
+    x[ADAM] = (int64_t)adam_bytes(&t->adam);
     x[HOST] = (int64_t)t->pipeline.host_arena.size;
     if (!t->rl) return;
     const struct worker *w = &t->rl->worker;

@@ -149,8 +149,7 @@ static enum status spill_sizes(const struct model *m, enum dtype moments, int64_
         grads_share(m, &m->buckets[i], &g_off, &w_off, &n[i]);
         if (n[i] > most) most = n[i];
     }
-    *buffers = 0;
-    for (int k = 0; k < 3; k++) *buffers += 3 * spill_round(most, kind[k].dtype);
+    *buffers = adam_ring_bytes(most, moments);
     *file = spill_file_bytes(kind, 3, n, m->n_buckets);
     free(n);
     return OK;

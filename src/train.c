@@ -178,7 +178,15 @@ static void tell_memory(struct trainer *t)
     metrics_memory(m, "weights", (int64_t)model_weight_bytes(&t->model));
     metrics_memory(m, "gradients", (int64_t)model_grad_bytes(&t->model));
     metrics_memory(m, "activations", (int64_t)t->pipeline.device.size);
-    metrics_memory(m, "adam", (int64_t)t->adam.arena.size);
+    metrics_memory(m, "adam", (int64_t)adam_bytes(&t->adam));
+    if (t->adam.spill) {
+        int64_t read, written;
+        adam_spill_moved(t->adam.spill, &read, &written);
+        metrics_add_int(m, "adam_read_bytes", read - t->adam_read);
+        metrics_add_int(m, "adam_written_bytes", written - t->adam_written);
+        t->adam_read = read;
+        t->adam_written = written;
+    }
     if (!t->rl) return;
     const struct worker *w = &t->rl->worker;
     metrics_memory(m, "rollout_weights", w->sync.aliased || !w->sync.to ? 0 : (int64_t)model_weight_bytes(&w->model));

@@ -85,7 +85,8 @@ static enum status open_memory(struct trainer *t)
     TRY(grads_create(&t->grads, m));
     struct adam_options ao = {.beta1 = (float)c->train.beta1, .beta2 = (float)c->train.beta2, .eps = (float)c->train.eps,
                               .weight_decay = (float)c->train.weight_decay,
-                              .moments = c->adam.moments == DTYPE_BF16 ? DT_BF16 : DT_F32};
+                              .moments = c->adam.moments == DTYPE_BF16 ? DT_BF16 : DT_F32, .spill_dir = c->adam.spill_dir,
+                              .run = c->run.dir};
     TRY(adam_create(&t->adam, m, &ao));
     t->samples = calloc((size_t)share, sizeof *t->samples);
     if (!t->samples) return FAIL(ERR_MEMORY, "%" PRId64 " samples of a step", share);
@@ -93,7 +94,7 @@ static enum status open_memory(struct trainer *t)
     const double mib = 1.0 / (1 << 20);
     log_info("memory of rank 0: weights %.1f MiB, gradients %.1f, activations %.1f, adam %.1f",
              mib * (double)model_weight_bytes(m), mib * (double)model_grad_bytes(m), mib * (double)t->pipeline.device.size,
-             mib * (double)t->adam.arena.size);
+             mib * (double)adam_bytes(&t->adam));
     return OK;
 }
 

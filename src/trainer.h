@@ -28,6 +28,7 @@ struct trainer {
     struct train_state state;
     struct metrics *metrics;
     struct gates gates;          /* of SFT, on rank 0 */
+    int64_t adam_read, adam_written; /* bytes up to the step before */
     struct rl *rl;               /* NULL: SFT */
     char *config_text;
     bool resumed;                /* from a checkpoint of its own folder */
