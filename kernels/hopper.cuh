@@ -236,6 +236,13 @@ template <int TB> __device__ __forceinline__ void wgmma(float (&d)[128], const u
 }
 
 /* ---- small pieces ---- */
+/* 2^x in one instruction: within 2 units of the last place; very small results are 0. */
+__device__ __forceinline__ float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high)
 {
     __nv_bfloat162 v = __floats2bfloat162_rn(low, high);

@@ -87,7 +87,12 @@ static inline void attend_cases(struct bench *b, enum dtype t, bool short_run)
     attend_case(b, t, 3, 40, 2, 4, 2, 16, 0, 0);
     attend_case(b, t, 3, 70, 1, 4, 2, 16, 3, 8);
     attend_case(b, t, 2, 150, 3, 16, 1, 128, 2, 32);
+    attend_case(b, t, 3, 150, 3, 4, 1, 128, 0, 0);
+    attend_case(b, t, 2, 200, 0, 4, 2, 64, 0, 0);
     if (short_run) return;
+    attend_case(b, t, 1, 2100, 0, 16, 1, 128, 0, 0);
+    attend_case(b, t, 40, 300, 1, 8, 4, 128, 0, 0);
+    attend_case(b, t, 3, 900, 1, 6, 2, 64, 0, 0);
     attend_case(b, t, 1, 700, 0, 8, 2, 128, 0, 0);
     attend_case(b, t, 5, 300, 3, 6, 3, 64, 0, 0);
     attend_case(b, t, 4, 200, 0, 4, 1, 256, 0, 0);
