@@ -146,6 +146,7 @@ enum status command_inspect(int argc, char **argv)
         {"--verify", CLI_FLAG, &a.verify, NULL, NULL, 0, 0, "read everything; HDF5: against its checksums"},
         {"--json", CLI_FLAG, &a.json, NULL, NULL, 0, 0, "print JSON"},
         {"--diff", CLI_STRING, &a.other, NULL, "OTHER", 0, 0, "compare tensor by tensor; status 3 when something differs"},
+        {"--tolerance", CLI_FLOAT, &a.tolerance, "0", "X", 0, 1e9, "with --diff: absolute differences up to X are none"},
         {"--mesh", CLI_STRING, &a.mesh, NULL, "TP,PP,EP,DP", 0, 0, "a release: what each rank of that mesh would load"}};
     const struct cli_argument arguments[] = {
         {"PATH", &a.path, "a release, run or checkpoint folder (RUN@STEP too), a .safetensors or an HDF5 file", false}};

@@ -66,7 +66,7 @@ static enum status compare(const struct inspect_view *a, const struct inspect_it
             if (p[i] == q[i] || (isnan(p[i]) && isnan(q[i]))) continue;
             ++*differ;
             double d = fabs((double)p[i] - (double)q[i]);
-            if (!(d <= *most)) *most = d;
+            if (!(d <= *most)) *most = isnan(d) ? INFINITY : d;
         }
     }
     free(p);
@@ -312,7 +312,7 @@ static enum status tell(struct inspect_view *v, const struct inspect_args *a)
 /* ---------------------------------------------------------------- comparing -------------------------------------- */
 
 static enum status diff_item(const struct inspect_view *a, const struct inspect_item *x, const struct inspect_view *b,
-                             int64_t *different)
+                             double tolerance, int64_t *different)
 {
     const struct inspect_item *y = inspect_find(b, x->name);
     char p[128], q[128];
@@ -331,24 +331,26 @@ static enum status diff_item(const struct inspect_view *a, const struct inspect_
     }
     if (x->numbers && y->numbers) TRY(compare(a, x, b, y, &differ, &most));
     if (strcmp(x->dtype, y->dtype) != 0) printf("%s: stored as %s against %s\n", x->name, x->dtype, y->dtype);
+    differ = most <= tolerance ? 0 : differ;
     if (differ) printf("%s: %" PRId64 " of %" PRId64 " values differ, at most by %.6g\n", x->name, differ, x->rows * x->cols, most);
     *different += differ > 0;
     return OK;
 }
 
-static enum status diff(struct inspect_view *a, const char *path)
+static enum status diff(struct inspect_view *a, const char *path, double tolerance)
 {
     struct inspect_view b;
     int64_t different = 0;
     TRY(inspect_open(&b, path));
     enum status s = OK;
-    for (int64_t i = 0; i < a->n && !s; i++) s = diff_item(a, &a->item[i], &b, &different);
+    for (int64_t i = 0; i < a->n && !s; i++) s = diff_item(a, &a->item[i], &b, tolerance, &different);
     for (int64_t i = 0; i < b.n && !s; i++)
         if (!inspect_find(a, b.item[i].name)) {
             printf("only in %s: %s\n", b.path, b.item[i].name);
             different++;
         }
-    if (!s && !different) printf("%s and %s: %" PRId64 " tensors, all values equal\n", a->path, b.path, a->n);
+    if (!s && !different) printf("%s and %s: %" PRId64 " tensors, all values equal%s\n", a->path, b.path, a->n,
+                                     tolerance > 0 ? " within the tolerance" : "");
     if (!s && different) s = FAIL(ERR_GATE, "%s and %s differ in %" PRId64 " tensors", a->path, b.path, different);
     inspect_close(&b);
     return s;
@@ -358,7 +360,7 @@ enum status inspect_run(const struct inspect_args *a)
 {
     struct inspect_view v;
     TRY(inspect_open(&v, a->path));
-    enum status s = a->other ? diff(&v, a->other) : a->mesh ? tell_mesh(&v, a->mesh) : tell(&v, a);
+    enum status s = a->other ? diff(&v, a->other, a->tolerance) : a->mesh ? tell_mesh(&v, a->mesh) : tell(&v, a);
     inspect_close(&v);
     return s;
 }

@@ -52,6 +52,7 @@ enum status inspect_stats(const struct inspect_view *v, const struct inspect_ite
 struct inspect_args {
     const char *path, *other; /* other: compare */
     const char *mesh;        /* "tp,pp,ep,dp" or NULL */
+    double tolerance;        /* of a comparison: largest absolute difference that is none */
     bool stats, verify, json;
 };
 /* Prints to standard output. ERR_GATE when a comparison found a difference. */
