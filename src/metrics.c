@@ -111,6 +111,16 @@ void metrics_memory(struct metrics *m, const char *purpose, int64_t bytes)
     metrics_add_int(m, name, bytes);
 }
 
+void metrics_resident(struct metrics *m)
+{
+    long long pages = 0;
+    FILE *f = m ? fopen("/proc/self/statm", "re") : NULL;
+    if (!f) return;
+    bool known = fscanf(f, "%*s %lld", &pages) == 1;
+    fclose(f);
+    if (known) metrics_add_int(m, "resident_bytes", pages * sysconf(_SC_PAGESIZE));
+}
+
 double metrics_get(const struct metrics *m, const char *name)
 {
     const struct metric *it = m ? find(m, name) : NULL;

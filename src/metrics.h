@@ -40,6 +40,8 @@ void metrics_add_int(struct metrics *m, const char *name, int64_t x);
 void metrics_time(struct metrics *m, const char *stage, double start);
 /* memory_<purpose>_bytes = bytes. */
 void metrics_memory(struct metrics *m, const char *purpose, int64_t bytes);
+/* resident_bytes = what the process holds in memory now, where the system says so. */
+void metrics_resident(struct metrics *m);
 bool metrics_name_ok(const char *name);
 /* What was added under this name in this step; NAN when nothing was (or m is NULL). */
 double metrics_get(const struct metrics *m, const char *name);

@@ -175,6 +175,7 @@ static void tell_memory(struct trainer *t)
 {
     struct metrics *m = t->metrics;
     metrics_add_int(m, "micro_batches", t->batch.n_micro);
+    metrics_resident(m);
     metrics_memory(m, "weights", (int64_t)model_weight_bytes(&t->model));
     metrics_memory(m, "gradients", (int64_t)model_grad_bytes(&t->model));
     metrics_memory(m, "activations", (int64_t)t->pipeline.device.size);
