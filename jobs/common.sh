@@ -97,11 +97,11 @@ check_nodes() {
 
 # requeue COMMAND...: runs it, and starts the job again when it stopped with a checkpoint ahead of the time limit.
 requeue() {
-    local status=75
+    local status=75 how="nothing was started yet"
     [ ! -e "$RUN_DIR/stop" ] || die 75 "$RUN_DIR/stop is there: remove it to go on"
     if [ $warned = 0 ] && [ $cancelled = 0 ]; then
         "$@" &
-        child=$!
+        child=$! how="stopped with a checkpoint"
         [ $warned = 0 ] || ask # it came while the child was started
         [ $cancelled = 0 ] || kill -TERM "$child" 2>/dev/null
         while :; do # a trap ends `wait` early
@@ -116,11 +116,11 @@ requeue() {
     0) say "done" ;;
     75)
         if [ -e "$RUN_DIR/stop" ]; then say "stopped by $RUN_DIR/stop: remove it and submit again to go on"
-        elif [ $warned = 0 ] && [ $cancelled = 1 ]; then say "cancelled, or requeued by hand; what was done is in a checkpoint"
-        elif [ "${REQUEUE:-1}" = 0 ]; then say "stopped with a checkpoint: the next job goes on"
+        elif [ $warned = 0 ] && [ $cancelled = 1 ]; then say "cancelled, or requeued by hand: $how"
+        elif [ "${REQUEUE:-1}" = 0 ]; then say "$how: the next job goes on"
         elif [ "${SLURM_RESTART_COUNT:-0}" -ge "${MAX_RESTARTS:-100}" ]; then say "restarted $SLURM_RESTART_COUNT times: not again"
         else
-            say "stopped with a checkpoint: requeued"
+            say "$how: requeued"
             scontrol requeue "$SLURM_JOB_ID" || say "cannot be requeued: submit again to go on"
         fi ;;
     3) say "a gate failed: not requeued, see $RUN_DIR/log.txt" ;;

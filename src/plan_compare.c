@@ -3,15 +3,14 @@
 #include "trainer.h"
 
 #include "rl.h"
-#include "spill.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <sys/resource.h>
 
-enum { WEIGHTS, ROLLOUT, GRADIENTS, ACTIVATIONS, ADAM, DECODING, REFERENCE, HOST, DISK, KINDS };
+enum { WEIGHTS, ROLLOUT, GRADIENTS, ACTIVATIONS, ADAM, DECODING, REFERENCE, HOST, KINDS };
 static const char *const kind_name[KINDS] = {"weights", "rollout weights", "gradients", "activations", "adam",
-                                             "KV and decoding", "reference", "host buffers", "local disk"};
+                                             "KV and decoding", "reference", "host buffers"};
 
 static int64_t held(const struct model *m) { return (int64_t)(m->weights[0].size + m->weights[1].size); }
 
@@ -37,7 +36,6 @@ static void planned(const struct plan_rank *r, int64_t x[KINDS])
     x[DECODING] = r->kv + r->rollout_work - r->lent;
     x[REFERENCE] = r->reference;
     x[HOST] = r->host;
-    x[DISK] = r->spill;
 }
 
 static int64_t experience_held(const struct experience *e)
@@ -52,6 +50,7 @@ static void taken(const struct trainer *t, int64_t x[KINDS])
     x[ACTIVATIONS] = (int64_t)t->pipeline.device.size;
     x[ADAM] = (int64_t)adam_bytes(&t->adam);
     x[HOST] = (int64_t)t->pipeline.host_arena.size;
+    if (t->adam.spill && t->ops->place != PLACE_HOST) x[HOST] += x[ADAM]; /* the ring's pinned copy */
     if (!t->rl) return;
     const struct worker *w = &t->rl->worker;
     const struct reference *ref = &t->rl->reference;
@@ -102,7 +101,7 @@ enum status plan_compare(struct trainer *t)
     }
     free(p);
     TRY(comm_agree(&t->mesh.world, s));
-    for (int k = 0; k < DISK; k++) all[0] += plan[k], all[1] += is[k];
+    for (int k = 0; k < KINDS; k++) all[0] += plan[k], all[1] += is[k];
     double worst[2] = {share(all[1], all[0]), -share(all[1], all[0])};
     TRY(comm_max_double(&t->mesh.world, worst, 2));
     if (t->mesh.world.rank == 0) {

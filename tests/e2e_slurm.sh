@@ -5,7 +5,7 @@
 slurm=$(mktemp -d /tmp/m3s.XXXXXX) || exit 1 # short: sockets live there
 trap 'bash tests/slurm_local.sh stop "$slurm"; rm -rf "$dir"' EXIT
 bash tests/slurm_local.sh start "$slurm" >"$dir/start" 2>&1; status=$?
-if [ $status = 77 ]; then cat "$dir/start"; echo "0 passed, 0 failed, 37 skipped"; exit 0; fi
+if [ $status = 77 ]; then cat "$dir/start"; echo "0 passed, 0 failed, 39 skipped"; exit 0; fi
 if [ $status != 0 ]; then cat "$dir/start"; echo "0 passed, 1 failed"; exit 1; fi
 . "$slurm/env"
 # All nodes are this machine: its loopback joins them, and waiting ranks let others run.
@@ -18,7 +18,7 @@ for i in $(seq 0 31); do
 done >"$dir/prompts.jsonl"
 tiny=(model.checkpoint=$golden/narrow/checkpoint run.device=cpu run.dtype=fp32 run.threads=1 rollout.ep=8 adam.bucket_mb=1
       data.train="$dir/prompts.jsonl" data.eval="$dir/prompts.jsonl" data.format=tokens data.max_tokens=8 reward.kind=pseudo_random
-      train.steps=5 train.warmup_steps=2 train.lr=1e-3 train.micro_batch_tokens=64 rl.prompts_per_step=4 eval.samples=4 eval.every=4
+      train.steps=4 train.warmup_steps=2 train.lr=1e-3 train.micro_batch_tokens=64 rl.prompts_per_step=4 eval.samples=4 eval.every=3
       rollout.samples_per_prompt=4 rollout.max_new_tokens=8 rollout.max_batch=4 checkpoint.every=2 comm.timeout_s=120)
 long=(train.steps=100000 eval.every=0 checkpoint.every=0)
 
@@ -73,21 +73,21 @@ check_job "with status 0" is exit_code 0
 check_job "on 32 ranks" grep -q 'mesh: tp 4, pp 4, ep 8, dp 2 on 32 ranks' "$out"
 check_job "four on each of eight nodes" test "$(grep -cE ' [0-9]+ node[1-8] +[0-3] ' "$out")" = 32
 check_job "a log a rank" test -s "$RUN_DIR/log.rank0031.txt"
-check_job "the numbers of one rank" near "$dir/one" "$RUN_DIR" 5
+check_job "the numbers of one rank" near "$dir/one" "$RUN_DIR" 4
 check_job "memory as planned" grep -q 'every rank within [0-2]\.[0-9]% of its plan' "$RUN_DIR/log.txt"
 
 # ---- requeued by hand in the middle: it resumes and the numbers are the same
 submit requeued --
-until_ 300 steps 3
+until_ 300 steps 2
 scontrol requeue "$job"
 until_ 300 says 'restart 1'
 until_ 300 ended
 check_job "the requeued job completes" is state COMPLETED
 check_job "it resumed" says 'resuming from'
-check_job "with the numbers of the whole run" near "$dir/whole" "$RUN_DIR" 5
+check_job "with the numbers of the whole run" near "$dir/whole" "$RUN_DIR" 4
 
 # ---- the time limit: a signal ahead of it, a checkpoint, requeued by itself; then the stop file ends it with status 75
-submit limit --time=1 --signal=B:USR1@50 -- "${long[@]}"
+submit limit --time=2 --signal=B:USR1@85 -- "${long[@]}"
 until_ 300 says 'stopped with a checkpoint: requeued'
 check_job "the time limit ends in a checkpoint" grep -q 'stopped at step .* of 100000 with a checkpoint' "$out"
 until_ 300 says 'resuming from'
@@ -151,6 +151,13 @@ LOCAL_DIR= JOB=m3_4layer submit four -- mesh.tp=4 rollout.ep=4 train.steps=2 eva
 until_ 300 ended
 check_job "the 4-layer job completes" is state COMPLETED
 check_job "on one node" grep -q 'mesh: tp 4, pp 1, ep 4, dp 1 on 4 ranks' "$out"
+
+# ---- a conversion: two layers of a quantised release
+out=$dir/convert.out
+job=$(SRC=$golden/narrow_mxfp8/checkpoint DST=$dir/converted LAYERS=0,2 sbatch --parsable --output="$out" jobs/m3_convert.slurm)
+until_ 300 ended
+check_job "the conversion completes" is state COMPLETED
+check_job "as a release" test -s "$dir/converted/config.json" -a -s "$dir/converted/model.safetensors.index.json"
 
 # ---- refused before the launch
 printf '#!/bin/sh\n[ "$SLURM_PROCID" = 0 ] && printf "  \\"ranks\\": 1,\\n  \\"node_local_disk_bytes\\": 0,\\n"\n' >"$dir/alone"
