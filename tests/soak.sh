@@ -9,6 +9,11 @@ trap 'rm -rf "$dir"' EXIT
 
 # 600 steps of the demo: the process has the size at the end that it had after 100.
 soak_memory() { MEMORY_STEPS=600 MEMORY_FROM=100 bash tests/e2e_memory.sh; }
+# GRPO from three seeds: each ends above 0.7.
+soak_grpo() { bash tests/e2e_grpo.sh 1 2 3; }
+
+# Twenty kills at random points, of one rank or all, with and without the spill.
+soak_crash() { bash tests/e2e_crash.sh 20; }
 
 run() {
     local start=$SECONDS
