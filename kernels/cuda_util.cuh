@@ -22,8 +22,20 @@ struct stream {
     char *blas_work;   /* [STREAM_BLAS_BYTES] */
     char *scratch;     /* [STREAM_SCRATCH_BYTES] partial sums of reductions, dispatch counts */
     int device, sms;   /* multiprocessors */
+    struct profile *profile; /* NULL: nobody asked */
 };
 enum : size_t { STREAM_BLAS_BYTES = 64u << 20, STREAM_SCRATCH_BYTES = 64u << 20 };
+
+/* ---- profiles: profile.cu ---- */
+void profile_begin(struct stream *s, const char *op);
+void profile_end(struct stream *s);
+struct op_scope {
+    struct stream *s;
+    op_scope(struct stream *stream, const char *op) : s(stream) { profile_begin(s, op); }
+    ~op_scope() { profile_end(s); }
+    op_scope(const op_scope &) = delete;
+    op_scope &operator=(const op_scope &) = delete;
+};
 
 /* ---- checks ---- */
 #define TRY_CUDA(call)                                                                                                 \
@@ -43,10 +55,10 @@ enum : size_t { STREAM_BLAS_BYTES = 64u << 20, STREAM_SCRATCH_BYTES = 64u << 20 
         cudaError_t cuda_error_ = cudaGetLastError();                                                                  \
         if (cuda_error_ != cudaSuccess) return FAIL(ERR_DEVICE, "%s: %s", op, cudaGetErrorString(cuda_error_));        \
     } while (0)
+/* An op begins: it needs a stream, and until it returns what it queues is its own in profiles. */
 #define NEED_STREAM(op, s)                                                                                             \
-    do {                                                                                                               \
-        if (!(s)) return FAIL(ERR_INTERNAL, "%s: no stream", op);                                                      \
-    } while (0)
+    if (!(s)) return FAIL(ERR_INTERNAL, "%s: no stream", op);                                                          \
+    struct op_scope op_scope_(s, op)
 
 /* Runs the statements with T = the C++ type of a dtype. */
 #define BY_DTYPE(type, T, ...)                                                                                         \

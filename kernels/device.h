@@ -25,6 +25,14 @@ enum status device_timer_start(struct device_timer *t, struct stream *s);
 enum status device_timer_stop(struct device_timer *t, struct stream *s);
 enum status device_timer_read(struct device_timer *t, double *ms);
 
+/* Times every op queued on s from now on by the device's clock, up to PROFILE_OPS of them; ops also are ranges in Nsight
+ * (NVTX) always. device_profile_print waits for s and prints a table, line by line: op, calls, milliseconds, share. On the
+ * CPU (s NULL) nothing is timed or printed. */
+enum { PROFILE_OPS = 1 << 17 };
+enum status device_profile_start(struct stream *s);
+void device_profile_stop(struct stream *s);
+enum status device_profile_print(struct stream *s, void (*line)(void *ctx, const char *text), void *ctx);
+
 #ifdef __cplusplus
 }
 #endif

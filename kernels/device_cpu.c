@@ -41,6 +41,17 @@ enum status device_timer_read(struct device_timer *t, double *ms)
     *ms = 0;
     return absent();
 }
+enum status device_profile_start(struct stream *s)
+{
+    (void)s;
+    return OK;
+}
+void device_profile_stop(struct stream *s) { (void)s; }
+enum status device_profile_print(struct stream *s, void (*line)(void *ctx, const char *text), void *ctx)
+{
+    (void)s, (void)line, (void)ctx;
+    return OK;
+}
 #else
 typedef int device_cpu_is_empty;
 #endif

@@ -1,18 +1,15 @@
 /* Matrix products: y = x w^T, dx = dy w, dw += dy^T x. Plain ones are cuBLAS's, float32 ones without TF32; the router's
- * mix of dtypes runs in float32 on the ordinary cores. The experts' grouped products of BF16 are grouped.cu's; what those
- * cannot address, and float32, is gemm_plain's. */
+ * mix of dtypes is mixed.cu's, the experts' grouped products of BF16 are grouped.cu's; what those cannot address, and
+ * grouped float32, is gemm_plain's. */
 #include "cuda_util.cuh"
 #include "gemm_plain.cuh"
 #include "grouped.cuh"
+#include "mixed.cuh"
 
 /* Row-major c [M, N] = a [M, K] b^T is column-major c^T = b a^T: operands change places. `ta`, `tb`: the stored matrix
  * is op(a)^T, op(b)^T. */
-struct blas_operand {
-    struct tensor t;
-    bool transposed;
-};
-static enum status blas_product(struct tensor c, struct blas_operand left, struct blas_operand right, int64_t m, int64_t n,
-                                int64_t k, bool accumulate, struct stream *s)
+enum status blas_product(struct tensor c, struct blas_operand left, struct blas_operand right, int64_t m, int64_t n,
+                         int64_t k, bool accumulate, struct stream *s)
 {
     const float one = 1, beta = accumulate ? 1.0f : 0.0f;
     cudaDataType_t in = left.t.dtype == DT_F32 ? CUDA_R_32F : CUDA_R_16BF, out = c.dtype == DT_F32 ? CUDA_R_32F : CUDA_R_16BF;
@@ -33,6 +30,12 @@ static struct tensor with_ld(struct tensor t)
     return t;
 }
 
+/* BF16 rows beside float32 weights, of a size and alignment that cuBLAS's fast kernels take. */
+static bool mixed_ok(struct tensor rows, struct tensor w)
+{
+    return rows.dtype == DT_BF16 && w.dtype == DT_F32 && is_wide(rows) && mixed_fits(w.dim[0], w.dim[1]);
+}
+
 extern "C" enum status linear_forward_cuda(struct tensor y, struct tensor x, struct tensor w, struct stream *s)
 {
     TRY(check_linear_forward(y, x, w));
@@ -40,6 +43,7 @@ extern "C" enum status linear_forward_cuda(struct tensor y, struct tensor x, str
     int64_t T = x.dim[0], N = w.dim[0], K = w.dim[1];
     if (T * N == 0) return OK;
     if (K == 0) return zero_cuda(y, s);
+    if (x.dtype != w.dtype && mixed_ok(x, w)) return mixed_forward(y, x, w, s);
     if (x.dtype != w.dtype) {
         struct plain_product p = {{x.data, x.ld, 1, 0}, {w.data, K, 1, 0}, y.data, y.ld, 0, T, N, K, NULL, 0, false, false};
         return gemm_plain(&p, x.dtype, w.dtype, y.dtype, s);
@@ -55,6 +59,7 @@ extern "C" enum status linear_dx_cuda(struct tensor dx, struct tensor dy, struct
     int64_t T = dy.dim[0], N = w.dim[0], K = w.dim[1];
     if (T * K == 0) return OK;
     if (N == 0) return accumulate ? OK : zero_cuda(dx, s);
+    if (dx.dtype != w.dtype && mixed_ok(dx, w)) return mixed_dx(dx, dy, w, accumulate, s);
     if (dx.dtype != w.dtype) {
         struct plain_product p = {{dy.data, dy.ld, 1, 0}, {w.data, 1, K, 0}, dx.data, dx.ld, 0, T, K, N, NULL, 0, false,
                                   accumulate};
@@ -69,6 +74,7 @@ extern "C" enum status linear_dw_cuda(struct tensor dw, struct tensor dy, struct
     NEED_STREAM("linear_dw", s);
     int64_t T = x.dim[0], N = dw.dim[0], K = dw.dim[1];
     if (T * N * K == 0) return OK;
+    if (x.dtype != dy.dtype && mixed_ok(x, dw)) return mixed_dw(dw, dy, x, s);
     if (x.dtype != dy.dtype) {
         struct plain_product p = {{dy.data, 1, dy.ld, 0}, {x.data, 1, x.ld, 0}, dw.data, K, 0, N, K, T, NULL, 0, false, true};
         return gemm_plain(&p, dy.dtype, x.dtype, dw.dtype, s);

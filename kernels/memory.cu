@@ -55,6 +55,7 @@ extern "C" void close_cuda(struct stream *s)
 {
     if (!s) return;
     if (s->cuda) cudaStreamSynchronize(s->cuda);
+    device_profile_stop(s);
     if (s->blas) cublasDestroy(s->blas);
     if (s->mark) cudaEventDestroy(s->mark);
     if (s->cuda) cudaStreamDestroy(s->cuda);
@@ -154,6 +155,7 @@ extern "C" enum status copy_cuda(struct tensor dst, struct tensor src, struct st
     size_t size = dtype_size(src.dtype), row = (size_t)tensor_row(src) * size, rows = (size_t)src.dim[0];
     if (tensor_count(src) == 0 || dst.data == src.data) return OK;
     cudaStream_t queue = s ? s->cuda : 0;
+    struct op_scope scope(s, "copy");
     if (tensor_contiguous(dst) && tensor_contiguous(src)) {
         TRY_CUDA(cudaMemcpyAsync(dst.data, src.data, row * rows, cudaMemcpyDefault, queue));
         return OK;
@@ -169,6 +171,7 @@ extern "C" enum status zero_cuda(struct tensor t, struct stream *s)
     if (tensor_count(t) == 0) return OK;
     if (t.place == PLACE_HOST) return FAIL(ERR_INTERNAL, "zero: host memory given to the CUDA table");
     cudaStream_t queue = s ? s->cuda : 0;
+    struct op_scope scope(s, "zero");
     if (tensor_contiguous(t)) TRY_CUDA(cudaMemsetAsync(t.data, 0, row * rows, queue));
     else TRY_CUDA(cudaMemset2DAsync(t.data, (size_t)t.ld * size, 0, row, rows, queue));
     return OK;

@@ -16,28 +16,32 @@ static int threads_for(int64_t n)
     return 0;
 }
 
-/* HELD chunks of N elements a thread. ADD: x_out = x + add is written and normalised. */
+/* HELD chunks of N elements a thread. With add, x_out = x + add is written and normalised. All loads come before the first
+ * store: the compiler cannot know that x_out does not change what is read next. */
 template <int N, int HELD, class T>
 __global__ void rmsnorm_forward_kernel(T *y, float *rstd, T *x_out, const T *x, const T *add, const T *w, int64_t C,
                                        float eps)
 {
     __shared__ float shared[32];
     int64_t row = blockIdx.x * C;
-    float v[HELD][N], sum = 0;
+    float v[HELD][N], more[HELD][N] = {}, g[HELD][N], sum = 0;
 #pragma unroll
     for (int k = 0; k < HELD; k++) {
         int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
         if (c >= C) continue;
         load<N>(v[k], x + row + c);
-        if (add) {
-            float more[N];
-            load<N>(more, add + row + c);
+        if (add) load<N>(more[k], add + row + c);
+    }
 #pragma unroll
-            for (int j = 0; j < N; j++) v[k][j] = rounded<T>(v[k][j] + more[j]);
-            store<N>(x_out + row + c, v[k]);
+    for (int k = 0; k < HELD; k++) {
+        int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
+        if (c >= C) continue;
+        load<N>(g[k], w + c);
+#pragma unroll
+        for (int j = 0; j < N; j++) {
+            if (add) v[k][j] = rounded<T>(v[k][j] + more[k][j]);
+            sum += v[k][j] * v[k][j];
         }
-#pragma unroll
-        for (int j = 0; j < N; j++) sum += v[k][j] * v[k][j];
     }
     float r = 1.0f / sqrtf(block_sum(sum, shared) / (float)C + eps);
     if (rstd && threadIdx.x == 0) rstd[blockIdx.x] = r;
@@ -45,10 +49,9 @@ __global__ void rmsnorm_forward_kernel(T *y, float *rstd, T *x_out, const T *x, 
     for (int k = 0; k < HELD; k++) {
         int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
         if (c >= C) continue;
-        float g[N];
-        load<N>(g, w + c);
+        if (add) store<N>(x_out + row + c, v[k]);
 #pragma unroll
-        for (int j = 0; j < N; j++) v[k][j] = v[k][j] * r * (1.0f + g[j]);
+        for (int j = 0; j < N; j++) v[k][j] = v[k][j] * r * (1.0f + g[k][j]);
         store<N>(y + row + c, v[k]);
     }
 }
@@ -113,14 +116,20 @@ __global__ void rmsnorm_backward_kernel(T *dx, float *part, const T *dy, const T
     float dw[HELD][N] = {};
     for (int64_t t = blockIdx.x; t < rows; t += gridDim.x) {
         int64_t row = t * C;
-        float r = rstd[t], sum = 0, v[HELD][N], g[HELD][N];
+        float r = rstd[t], sum = 0, v[HELD][N], g[HELD][N], res[HELD][N] = {};
+#pragma unroll
+        for (int k = 0; k < HELD; k++) {
+            int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
+            if (c >= C) continue;
+            load<N>(v[k], x + row + c);
+            load<N>(g[k], dy + row + c);
+            if (d_residual) load<N>(res[k], d_residual + row + c);
+        }
 #pragma unroll
         for (int k = 0; k < HELD; k++) {
             int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
             if (c >= C) continue;
             float weight[N];
-            load<N>(v[k], x + row + c);
-            load<N>(g[k], dy + row + c);
             load<N>(weight, w + c);
 #pragma unroll
             for (int j = 0; j < N; j++) {
@@ -134,11 +143,9 @@ __global__ void rmsnorm_backward_kernel(T *dx, float *part, const T *dy, const T
         for (int k = 0; k < HELD; k++) {
             int64_t c = ((int64_t)k * blockDim.x + threadIdx.x) * N;
             if (c >= C) continue;
-            float res[N] = {};
-            if (d_residual) load<N>(res, d_residual + row + c);
 #pragma unroll
-            for (int j = 0; j < N; j++) res[j] += r * (g[k][j] - v[k][j] * mean);
-            store<N>(dx + row + c, res);
+            for (int j = 0; j < N; j++) res[k][j] += r * (g[k][j] - v[k][j] * mean);
+            store<N>(dx + row + c, res[k]);
         }
     }
 #pragma unroll
@@ -214,7 +221,7 @@ extern "C" enum status rmsnorm_backward_cuda(struct tensor dx, struct tensor dw,
     int64_t fit = (int64_t)(STREAM_SCRATCH_BYTES / sizeof(float)) / C;
     if (fit < 1) return FAIL(ERR_INTERNAL, "rmsnorm_backward: rows of %lld elements, scratch for %zu", (long long)C,
                              (size_t)(STREAM_SCRATCH_BYTES / sizeof(float)));
-    int parts = (int)lesser(lesser(rows, fit), s->sms * 2);
+    int parts = (int)lesser(lesser(rows, fit), s->sms * 4);
     float *part = (float *)s->scratch;
     BY_DTYPE(x.dtype, T, {
         T *po = (T *)dx.data;

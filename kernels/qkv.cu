@@ -5,7 +5,8 @@
  * dx = rstd * (g - x * rstd^2 mean(g * x)).
  *
  * Bound by memory. A block takes a token: its angles go to shared memory once, then groups of lanes take a head each, 8
- * channels a lane (or one channel at a time where sizes are odd). Partners of a rotation meet in shared memory. */
+ * channels a lane (or one channel at a time where sizes are odd). Where half the rotary channels are whole lanes, partners
+ * of a rotation are lanes that exchange registers, and a lane keeps its cosines and sines; else they meet in shared memory. */
 #include "cuda_util.cuh"
 
 enum { QKV_THREADS = 256, QKV_WARPS = QKV_THREADS / 32, QKV_HEAD_MAX = 256 };
@@ -67,8 +68,35 @@ __device__ __forceinline__ void rotate(float (&f)[N], const float *mine, const f
     }
 }
 
-/* PER: steps of lanes * N channels that cover a head. */
-template <int N, int PER, class T>
+/* A lane's channels c .. c + 7 as the rotation sees them: f cs + (partner's f) sn. BACK: by the negative angle. */
+struct turn {
+    float cs[8], sn[8];
+    int partner; /* lane of the warp */
+};
+template <bool BACK>
+__device__ __forceinline__ struct turn turn_at(const float *cosine, const float *sine, int c, int rotary)
+{
+    int half = rotary / 2, lane = threadIdx.x % 32;
+    bool low = c < half, in = c < rotary;
+    struct turn r;
+    r.partner = !in ? lane : low ? lane + half / 8 : lane - half / 8;
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        int i = in ? (low ? c : c - half) + j : 0;
+        float sn = sine[i];
+        r.cs[j] = in ? cosine[i] : 1;
+        r.sn[j] = in ? (low != BACK ? -sn : sn) : 0;
+    }
+    return r;
+}
+__device__ __forceinline__ void rotate(float (&f)[8], const struct turn &r)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) f[j] = f[j] * r.cs[j] + __shfl_sync(~0u, f[j], r.partner) * r.sn[j];
+}
+
+/* PER: steps of lanes * N channels that cover a head. SWAP: partners exchange registers. */
+template <int N, int PER, bool SWAP, class T>
 __global__ void qkv_forward_kernel(const __grid_constant__ struct qkv_params<T> p, const __grid_constant__ struct angles a)
 {
     __shared__ float cosine[QKV_HEAD_MAX / 2], sine[QKV_HEAD_MAX / 2], exchange[QKV_WARPS][QKV_HEAD_MAX];
@@ -77,6 +105,8 @@ __global__ void qkv_forward_kernel(const __grid_constant__ struct qkv_params<T> 
     angles_at(cosine, sine, a, p.pos[t], p.rotary / 2);
     int32_t slot = p.slot ? p.slot[t] : -1;
     __syncthreads();
+    struct turn turn = {};
+    if constexpr (SWAP) turn = turn_at<false>(cosine, sine, l * 8, p.rotary);
     for (int first = warp * groups; first < p.units; first += QKV_WARPS * groups) { /* the warp stays together */
         int u = first + lane / p.lanes, kind = 0;
         bool live = u < p.units;
@@ -84,7 +114,7 @@ __global__ void qkv_forward_kernel(const __grid_constant__ struct qkv_params<T> 
         while (u >= p.kind[kind].count) u -= p.kind[kind++].count;
         const struct heads<T> &h = p.kind[kind];
         const T *in = p.qkv + t * p.ld + h.column + (int64_t)u * h.D;
-        float f[PER][N], sum = 0;
+        float f[PER][N] = {}, sum = 0;
         float *mine = exchange[warp] + lane / p.lanes * (QKV_HEAD_MAX / groups);
 #pragma unroll
         for (int k = 0; k < PER; k++) {
@@ -105,15 +135,26 @@ __global__ void qkv_forward_kernel(const __grid_constant__ struct qkv_params<T> 
                 float w[N];
                 load<N>(w, h.w + c);
 #pragma unroll
-                for (int j = 0; j < N; j++) mine[c + j] = f[k][j] = f[k][j] * r * (1.0f + w[j]);
+                for (int j = 0; j < N; j++) f[k][j] = f[k][j] * r * (1.0f + w[j]);
+                if constexpr (!SWAP)
+#pragma unroll
+                    for (int j = 0; j < N; j++) mine[c + j] = f[k][j];
             }
         }
         __syncwarp();
+        if constexpr (SWAP) {
+            float turned[N];
+#pragma unroll
+            for (int j = 0; j < N; j++) turned[j] = f[0][j];
+            rotate(turned, turn);
+#pragma unroll
+            for (int j = 0; j < N; j++) f[0][j] = h.w ? turned[j] : f[0][j];
+        }
 #pragma unroll
         for (int k = 0; k < PER; k++) {
             int c = (k * p.lanes + l) * N;
             if (c >= h.D || !live) continue;
-            if (h.w) rotate<N, false>(f[k], mine, cosine, sine, c, p.rotary);
+            if (!SWAP && h.w) rotate<N, false>(f[k], mine, cosine, sine, c, p.rotary);
             if (h.out) store<N>(h.out + (t * h.count + u) * h.D + c, f[k]);
             if (h.cache && slot >= 0) store<N>(h.cache + ((int64_t)slot * h.count + u) * h.D + c, f[k]);
         }
@@ -180,8 +221,9 @@ extern "C" enum status qkv_forward_cuda(const struct qkv_args *a, struct stream 
     BY_DTYPE(a->qkv.dtype, T, {
         struct qkv_params<T> p = forward_params<T>(a);
         p.lanes = lanes_for(D > Di ? D : Di, wide ? 8 : 1);
-        if (wide) qkv_forward_kernel<8, 1><<<(unsigned)T_, QKV_THREADS, 0, s->cuda>>>(p, an);
-        else qkv_forward_kernel<1, QKV_HEAD_MAX / 32><<<(unsigned)T_, QKV_THREADS, 0, s->cuda>>>(p, an);
+        if (wide && a->rotary % 16 == 0) qkv_forward_kernel<8, 1, true><<<(unsigned)T_, QKV_THREADS, 0, s->cuda>>>(p, an);
+        else if (wide) qkv_forward_kernel<8, 1, false><<<(unsigned)T_, QKV_THREADS, 0, s->cuda>>>(p, an);
+        else qkv_forward_kernel<1, QKV_HEAD_MAX / 32, false><<<(unsigned)T_, QKV_THREADS, 0, s->cuda>>>(p, an);
     });
     TRY_LAUNCH("qkv_forward");
     return OK;
@@ -198,7 +240,7 @@ template <class T> struct dqkv_params {
     int H, K, D, rotary, lanes;
 };
 
-template <int N, int PER, class T>
+template <int N, int PER, bool SWAP, class T>
 __global__ void qkv_backward_kernel(const __grid_constant__ struct dqkv_params<T> p, const __grid_constant__ struct angles a)
 {
     __shared__ float cosine[QKV_HEAD_MAX / 2], sine[QKV_HEAD_MAX / 2], exchange[QKV_WARPS][QKV_HEAD_MAX];
@@ -210,6 +252,8 @@ __global__ void qkv_backward_kernel(const __grid_constant__ struct dqkv_params<T
         __syncthreads();
         angles_at(cosine, sine, a, p.pos[t], p.rotary / 2);
         __syncthreads();
+        struct turn turn = {};
+        if constexpr (SWAP) turn = turn_at<true>(cosine, sine, l * 8, p.rotary);
         for (int first = warp * groups; first < units; first += QKV_WARPS * groups) {
             int u = first + lane / p.lanes;
             bool live = u < units;
@@ -218,24 +262,26 @@ __global__ void qkv_backward_kernel(const __grid_constant__ struct dqkv_params<T
             const T *x = p.qkv + t * p.ld + (int64_t)u * p.D;
             const T *dy = is_k ? p.dy[1] + (t * p.K + u - p.H) * p.D : p.dy[0] + (t * p.H + u) * p.D;
             const T *w = p.w[is_k];
-            float r = p.rstd[t * units + u], v[PER][N], g[PER][N], sum = 0;
+            float r = p.rstd[t * units + u], v[PER][N] = {}, g[PER][N] = {}, sum = 0;
 #pragma unroll
             for (int k = 0; k < PER; k++) {
                 int c = (k * p.lanes + l) * N;
                 if (c >= p.D) continue;
                 load<N>(v[k], x + c);
                 load<N>(g[k], dy + c);
+                if constexpr (!SWAP)
 #pragma unroll
-                for (int j = 0; j < N; j++) mine[c + j] = g[k][j];
+                    for (int j = 0; j < N; j++) mine[c + j] = g[k][j];
             }
             __syncwarp();
+            if constexpr (SWAP) rotate(g[0], turn);
 #pragma unroll
             for (int k = 0; k < PER; k++) {
                 int c = (k * p.lanes + l) * N;
                 if (c >= p.D) continue;
                 float weight[N];
                 load<N>(weight, w + c);
-                rotate<N, true>(g[k], mine, cosine, sine, c, p.rotary);
+                if constexpr (!SWAP) rotate<N, true>(g[k], mine, cosine, sine, c, p.rotary);
 #pragma unroll
                 for (int j = 0; j < N; j++) {
                     float d = live ? g[k][j] * (v[k][j] * r) : 0;
@@ -319,8 +365,9 @@ extern "C" enum status qkv_backward_cuda(const struct qkv_args *a, struct stream
         p.H = (int)H, p.K = (int)K, p.D = (int)D;
         p.rotary = a->rotary;
         p.lanes = lanes_for(D, wide ? 8 : 1);
-        if (wide) qkv_backward_kernel<8, 1><<<parts, QKV_THREADS, 0, s->cuda>>>(p, an);
-        else qkv_backward_kernel<1, QKV_HEAD_MAX / 32><<<parts, QKV_THREADS, 0, s->cuda>>>(p, an);
+        if (wide && a->rotary % 16 == 0) qkv_backward_kernel<8, 1, true><<<parts, QKV_THREADS, 0, s->cuda>>>(p, an);
+        else if (wide) qkv_backward_kernel<8, 1, false><<<parts, QKV_THREADS, 0, s->cuda>>>(p, an);
+        else qkv_backward_kernel<1, QKV_HEAD_MAX / 32, false><<<parts, QKV_THREADS, 0, s->cuda>>>(p, an);
     });
     TRY_LAUNCH("qkv_backward");
     qkv_dw_kernel<<<(unsigned)(2 * D), 128, 0, s->cuda>>>((float *)a->dq_norm.data, (float *)a->dk_norm.data, part,

@@ -100,6 +100,7 @@ enum status command_generate(int argc, char **argv)
         {"--temperature", CLI_FLOAT, &temperature, "1", "X", 0, 100, "of sampling; 0 is greedy"},
         {"--top-k", CLI_INT, &top_k, "0", "K", 0, 1e9, "sample among the K most likely; 0: all"},
         {"--top-p", CLI_FLOAT, &top_p, "1", "P", 1e-9, 1, "sample among the most likely that hold this share"},
+        {"--profile", CLI_FLAG, &a.profile, NULL, NULL, 0, 0, "print the GPU's time by operation"},
         {"--ignore-eos", CLI_FLAG, &a.ignore_eos, NULL, NULL, 0, 0, "go on behind the end token"},
         {"--chat", CLI_FLAG, &a.chat, NULL, NULL, 0, 0, "put prompts into the tokenizer's chat layout"},
         {"--batch", CLI_INT, &batch, "32", "N", 1, 1e6, "sequences in flight at most"},

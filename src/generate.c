@@ -1,5 +1,7 @@
 #include "generate.h"
 
+#include "device.h"
+
 #include "chat.h"
 #include "json.h"
 #include "rollout.h"
@@ -156,6 +158,12 @@ static enum status write_results(struct job *j, const struct request *q)
     return s;
 }
 
+static void log_text(void *ctx, const char *text)
+{
+    (void)ctx;
+    log_info("%s", text);
+}
+
 static enum status generate(struct job *j, struct model *m, struct request *q)
 {
     const struct generate_args *a = j->a;
@@ -175,10 +183,12 @@ static enum status generate(struct job *j, struct model *m, struct request *q)
     struct rollout_run run = {.seed = (uint64_t)a->seed, .sampling = a->sampling, .stop = &stop,
                               .n_stop = a->ignore_eos || stop < 0 ? 0 : 1};
     enum status s = rollout_create(&r, m, &o);
+    if (!s && a->profile) s = device_profile_start(m->stream);
     double start = time_now();
     if (!s) s = rollout_generate(&r, q, j->p.n, &run);
     if (!s) log_info("%" PRId64 " new tokens in %.2f s, %d sequences in flight at most: %.1f tokens/s", r.tokens_out,
                      time_now() - start, batch, (double)r.tokens_out / (time_now() - start));
+    if (!s && a->profile) s = device_profile_print(m->stream, log_text, NULL);
     rollout_destroy(&r);
     return s;
 }

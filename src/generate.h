@@ -12,6 +12,7 @@ struct generate_args {
     const char *out;         /* file, or NULL: standard output */
     int max_new;
     struct sampling sampling; /* temperature 0: greedy */
+    bool profile;             /* print the device's time by op */
     bool ignore_eos, chat;    /* chat: render prompts through the chat layout */
     int batch;               /* sequences in flight */
     int64_t pages;           /* KV pages; 0: enough for `batch` of the longest */

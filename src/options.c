@@ -41,7 +41,7 @@ const struct option options[] = {
     INT_(run.threads, "0", 0, 4096, "threads", MAY_CHANGE,
          "CPU threads of a rank; 0 shares the cores of a host among its ranks."),
     INT_(run.profile, "0", 0, 1000000, "steps", MAY_CHANGE,
-         "Time every operation for this many steps after the first."),
+         "Time every operation of the GPU for this many steps after the first: a table in profile/ and the log."),
     BOOL_(run.trace_comm, "false", MAY_CHANGE, "Write each rank's sequence of collectives into the run folder."),
 
     ENUM_(train.objective, "sft", NAMES("sft", "rl"), 0, "Supervised fine-tuning, or reinforcement learning."),

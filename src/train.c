@@ -260,6 +260,7 @@ enum status trainer_run(struct trainer *t)
     bool stop = false, saved = t->resumed;
     bool held_out = t->rl ? t->rl->held_out.n > 0 : t->eval.n > 0;
     while (t->state.step < c->train.steps && !stop) {
+        TRY(comm_agree(&t->mesh.world, profile_step(&t->profile, c, t->stream, t->mesh.world.rank)));
         enum status s = t->rl ? rl_step(t) : train_step(t);
         stop = s == ERR_STOPPED;
         if (stop) break;
@@ -279,6 +280,7 @@ enum status trainer_run(struct trainer *t)
         }
     }
     if (!saved) TRY(save(t));
+    TRY(comm_agree(&t->mesh.world, profile_finish(&t->profile, c, t->stream, t->mesh.world.rank)));
     TRY(plan_compare(t));
     if (stop && t->state.step < c->train.steps)
         return FAIL(ERR_STOPPED, "stopped at step %" PRId64 " of %" PRId64 " with a checkpoint", t->state.step,

@@ -8,6 +8,7 @@
 #include "gate.h"
 #include "metrics.h"
 #include "pipeline.h"
+#include "profile.h"
 #include "source.h"
 
 struct trainer {
@@ -27,6 +28,7 @@ struct trainer {
     struct sample *samples;      /* of the step, all ranks */
     struct train_state state;
     struct metrics *metrics;
+    struct profile_run profile;
     struct gates gates;          /* of SFT, on rank 0 */
     int64_t adam_read, adam_written; /* bytes up to the step before */
     struct rl *rl;               /* NULL: SFT */
