@@ -4,7 +4,10 @@
  * warp takes 16 keys at a time straight from memory into registers: sums over channels may take the channels in any order,
  * and so may the columns of v, so each lane reads 16 neighbouring bytes of k, and 2 D / 8 of v, and no exchange is needed.
  * The four warps of a block take every fourth tile; where rows are few, blocks share a row's tiles (`splits`), and a second
- * kernel joins them. */
+ * kernel joins them.
+ *
+ * Measured on an H200, 2026-12-01, 64/4 heads of 128, keys and values once: batch 64, 576 keys 0.054 ms, 1385 GB/s; 16 blocks
+ * of 8192 keys 0.104 ms, 2570 GB/s; batch 1, 576 keys 0.017 ms. */
 #include "paged_fast.cuh"
 
 #include "hopper.cuh"
