@@ -30,7 +30,7 @@ CU   := $(wildcard kernels/*.cu)
 OBJ  += $(CU:%.cu=$(BUILD)/%.cu.o)
 NVFLAGS := -std=c++17 -O3 -g -lineinfo -gencode=arch=compute_$(ARCH:sm_%=%),code=$(ARCH) -Isrc -Ikernels \
            -Xcompiler -Wall,-Wextra,-Werror,-Wno-unused-parameter
-LDLIBS += -L$(CUDA_HOME)/lib64 -lcudart -lcublas -lnccl -lstdc++
+LDLIBS += -L$(CUDA_HOME)/lib64 -lcudart -lcublas -lstdc++
 CFLAGS += -I$(CUDA_HOME)/include -DHAVE_CUDA_BUILD=1
 endif
 
